@@ -5,11 +5,12 @@ What is in it, in the order to read it:
     files: memory-mapped files, and all calls of the operating system.
     log: the commit log, the consume queues and the key index: write, read, recover, delete by retention.
     tables: small mutable state, such as topics, groups and offsets; timers: messages with a delivery time.
-    state: how replicas receive the changes of these files; replica_state_watcher: the state that a replica's log
-        depends on.
+    journal: the state journal, which stores the tables as events, and ships these events to replicas.
     backup: back up and restore a whole store.
     store: the facade over all of them; store_parts builds and recovers the parts, store_reader is the reading half.
     config, setting_spec: the store's settings. store_paths, directory_format: the files of its directory.
+    state_opening: open the state journal; rocketmq_files: read and write RocketMQ's files; former_files, format_1,
+        format_2: read the files of former formats. expired_queue_offsets: the ends of queues that a replica gets.
     checkpointer: write checkpoints; retention_clock, uptime_clock: the clocks; topic_deletions: topics that were
         deleted.
     emergency_cleaner: free space for a start on a full disk; table_repair, verify: find and repair damaged files;

@@ -10,7 +10,7 @@ number. A directory without the file has format 1, which is what RayMQ wrote bef
 The number is raised before the first file of the new format is written, and never falls. Two files have the same
 content, and the spare one is written first. The larger number of the readable files counts: after a crash between the
 two writes the new number is in force, and a damaged file does not hide it. Both files are outside of the folder
-`raymq/`, because a master ships the files of `raymq/` to its replicas and each directory has its own format.
+`raymq/`, so that they stay if that folder is removed.
 """
 
 from __future__ import annotations

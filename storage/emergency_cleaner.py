@@ -43,6 +43,7 @@ from raymq.storage.log.retention import MAX_FILES_PER_RUN, DiskUsage, Retention
 from raymq.storage.oldest_delayed import oldest_delayed_offset
 from raymq.storage.records import record as layout
 from raymq.storage.store_paths import StorePaths, take_lock, with_existing_sizes
+from raymq.storage.tables.delay_level_history import DelayLevelHistory
 
 _PAGE: Final = 4096
 _REMEDY: Final = "free a few MiB of that disk; a broker then starts by itself"

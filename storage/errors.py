@@ -13,7 +13,7 @@ names: errors are not translated on the way. `raymq.actors.errors` and `raymq.cl
     +-- StoreError
         +-- StoreLocked                another process has the directory open
         +-- StoreFollows               the store is a replica's: only its master takes messages
-        +-- StateMismatch              a state change of the master does not fit the replica's state
+        +-- StateMismatch              events of the master do not fit the replica's state journal
         +-- StoreCorrupt               bytes on disk are not what was written
         +-- FormatTooNew               a newer RayMQ wrote the directory or the backup; nothing was changed there
         +-- StoreFailed                the disk failed; writes are refused until the store is opened again
@@ -209,12 +209,12 @@ class StoreFollows(StoreError):
 
 
 class StateMismatch(StoreError):
-    """A replica cannot apply a state change of its master.
+    """A replica cannot apply events or a copy of its master's state journal.
 
-    The change is forged or does not fit the replica's state. Nothing of it was applied.
+    They are malformed or do not fit the replica's journal. Nothing of them was applied.
     """
 
-    remedy = "nothing: the replica connects again, and gets a snapshot if its state differs"
+    remedy = "nothing: the replica connects again, and gets a copy if its state differs"
 
 
 class StoreCorrupt(StoreError):

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -20,7 +20,6 @@ from raymq.storage.former_files import former_files
 from raymq.storage.journal.journal_frames import decode_frames
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.log.checkpoint import CheckpointState, effective_deletions
-from raymq.storage.state.state_files import is_state_of_format_1
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.mirrored_file import decode_mirrored
@@ -29,30 +28,20 @@ from raymq.storage.tables.request_mode import read_modes
 from raymq.storage.tables.state_tables import StateTables
 from raymq.storage.tables.topic_config import TopicConfigs
 
+#: The tables in `raymq/`: files, also with an ending, and folders.
+_TABLES: Final = frozenset(
+    {
+        *(f"{table}.journal" for table in ("deletions", "topics", "groups", "progress", "in_flight")),
+        *("homes", "members", "streams", "writes", "series", "transaction_checks"),
+    }
+)
+_ENDINGS: Final = (".tmp", ".bak", ".base", ".beside")
 _log = logging.getLogger(__name__)
 
 
 def is_format_1(paths: StorePaths) -> bool:
     """Return True if the directory has files of format 1."""
-    return bool(_former_files(paths))
-
-
-def remove(paths: StorePaths) -> None:
-    """Remove the files of format 1, whose content is in a snapshot.
-
-    Raise StoreFailed if the disk fails.
-    """
-    for path in _former_files(paths):
-        failpoint("format.before_removal")
-        if path.is_dir():
-            fileutil.remove_tree(path)
-        else:
-            fileutil.remove(path)
-
-
-def _former_files(paths: StorePaths) -> list[Path]:
-    names = [(f"raymq/{path.name}", path) for path in fileutil.paths_in(paths.root / "raymq")]
-    return [path for name, path in names if is_state_of_format_1(name)]
+    return bool(former_files(paths, 1))
 
 
 def read(paths: StorePaths, tables: StateTables) -> None:

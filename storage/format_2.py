@@ -1,9 +1,7 @@
 """Read the files of format 2 that are tables of the state journal now.
 
-Format 2 had a state journal, and beside it a file for each of these tables. `state_opening` appends their values to the
-journal, the recovery epochs behind all others, and removes the files. So a journal with a recovery epoch has the other
-values, too, and a start that was killed before begins again. A replica keeps its files as long as it has its master's
-journal, which is newer.
+Format 2 had a state journal, and beside it a file for each of these tables. `state_opening` writes a snapshot with
+their values, and removes the files. So a journal with a recovery epoch has the other values, too.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Thread rule: a store belongs to one thread (the broker's loop), and only that th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,9 @@ from raymq.storage.files import fileutil
 from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.disk_reserve import DISK_RESERVE_BYTES, DiskReserve
 from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
+from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.flush import Flusher
 from raymq.storage.log.message_writer import AppendResult, MessageWriter, OnStored
 from raymq.storage.log.record_checker import CheckedRecord
@@ -35,9 +37,7 @@ from raymq.storage.log.replica_log import ReplicaLog, ignore_written
 from raymq.storage.log.retention import MAX_FILES_PER_RUN, DiskUsage, FileRemover, Removal, Retention, RetentionResult
 from raymq.storage.log.truncation_point import check_truncation_point
 from raymq.storage.records.record import Buffer
-from raymq.storage.replica_state_watcher import ReplicaStateWatcher
 from raymq.storage.retention_clock import RetentionClock
-from raymq.storage.state import expired_queue_offsets
 from raymq.storage.store_parts import open_parts
 from raymq.storage.store_reader import StoreReader
 from raymq.storage.tables import leader_epoch_checkpoint
@@ -62,6 +62,7 @@ class Store(StoreReader, Closeable):
         topic_configs, group_configs, request_modes, consumer_offsets, delay_offsets, in_flight: stored settings,
             offsets and unacknowledged deliveries.
         tables: the other tables of the state journal.
+        journal: the state journal; replicas get its events.
         delay_level_history: which table of delay levels was in force in which part of the log.
         retention: the rules of `delete_expired`.
     """
@@ -85,6 +86,7 @@ class Store(StoreReader, Closeable):
         self.recovery: RecoveryReport = parts.recovery
         self.recovery_bounds: RecoveryBounds = parts.recovery_bounds
         self.tables = tables = parts.tables
+        self.journal: StateJournal = parts.journal
         self.consumer_offsets = tables.consumer_offsets
         self.delay_offsets = tables.delay_offsets
         self.in_flight = tables.in_flight
@@ -107,8 +109,6 @@ class Store(StoreReader, Closeable):
         self._remover = FileRemover(self._checkpointer.saving_lock)
         self._deletions = TopicDeletions(parts, self._remover, self._checkpointer)
         self._dispatcher.sync_deletions = self._deletions.sync
-        #: Applies the state that a replica's log depends on; None if the store has its own tables.
-        self._state_watcher = ReplicaStateWatcher(parts, self._remover) if is_replica else None
         self._writer.is_replica = is_replica
         self._flusher = Flusher(
             self._log.flush,
@@ -128,7 +128,7 @@ class Store(StoreReader, Closeable):
             self._save_checkpoint()
             self._finish_cut()
             fileutil.remove(parts.paths.rebuild_queues)
-            fileutil.remove(expired_queue_offsets.expired_queues_file(self.directory))
+            fileutil.remove(parts.paths.expired_queues)
             self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_healthy:
                 parts.health.certify()
@@ -187,10 +187,8 @@ class Store(StoreReader, Closeable):
         """Open a directory, new or not, and recover it.
 
         Args:
-            is_replica: open it as a replica's (see `follow`), which it stays. Its tables are not open: settings,
-                offsets and in-flight messages are empty here, and are neither read nor written; `StateReplica` changes
-                their files as the master does. Closing it does not count as a clean shutdown: the next opening, which
-                may be a master's, finds what a crash of the process would have left.
+            is_replica: open it as a replica's (see `follow`). Only its master changes the tables (`append_events`), so
+                they are not clamped to the log before `become_leader`. Closing it does not count as a clean shutdown.
             read_only: take no lock and write nothing. The store shows the content of this moment; entries that a crash
                 left out of queues and index are added in memory only.
             now_ms: the clock of store times; store times never go back, even if the clock does.
@@ -294,27 +292,55 @@ class Store(StoreReader, Closeable):
 
     # ---- following a master
 
-    def follow(self, state_changes: Callable[[], int] | None = None, master_begin: int = 0) -> None:
-        """Become a replica's store: from now on only `append_replicated` appends.
+    def use_delay_clock(self, now_ms: Callable[[], int]) -> None:
+        """Let new messages wait their delay level from the times of this clock; see `open`."""
+        self._dispatcher.delay_clock_ms = now_ms
 
-        Call it again for each connection to a master. `state_changes` returns a count of state changes; the store's
-        state files are checked when it differs from the last check, or before each append if it is None. They no longer
-        list topics that were deleted before `master_begin`, the offset at which the master's log begins.
+    def follow(self) -> None:
+        """Become a replica's store: from now on only `append_replicated` and `append_events` append.
+
+        Call it again for each connection to a master.
         """
         self._check_open()
         self._writer.is_replica = True
         self._replica_log.discard_partial()
-        if self._state_watcher is not None:
-            self._state_watcher.changes, self._state_watcher.master_begin = state_changes, master_begin
 
-    def become_leader(self) -> None:
-        """Become a master's store (again), which takes messages; drop a partially received record."""
+    def become_leader(self, *, memory_lost: bool = False) -> None:
+        """Become a master's store (again), which takes messages; drop a partially received record.
+
+        What refers to log that this store lacks is removed from the tables, by events of its own.
+
+        Args:
+            memory_lost: as `RecoveryBounds.memory_lost`, also for earlier openings than this one.
+
+        Raises:
+            InvalidInput: a truncation is ordered.
+            StoreFull, StoreFailed: it stays a replica's.
+        """
         self._check_open()
-        if self._truncation_ordered or self._state_watcher is not None:
-            actual = "one to be truncated" if self._truncation_ordered else "a replica's: open it again"
-            raise InvalidInput("store", "a store with its tables, without an ordered truncation", actual)
+        if self._truncation_ordered:
+            raise InvalidInput("store", "a store without an ordered truncation", "one to be truncated")
+        parts = self._parts
+        self._deletions.follow()
+        parts.begin_leading(memory_lost=memory_lost or parts.recovery_bounds.memory_lost)
+        self.recovery_bounds = parts.recovery_bounds
         self._writer.is_replica = False
         self._replica_log.discard_partial()
+
+    def append_events(self, events: Sequence[JournalEvent]) -> None:
+        """Append the next events of the master's state journal, and apply them to the tables.
+
+        Written events survive a crash of the process, and a crash of the machine after the next `sync_state`.
+
+        Raises:
+            InvalidInput: the first one is not the next one, or the store is not a replica's.
+            StateMismatch: an event is malformed.
+            StoreFull, StoreFailed: as `StateJournal.append_shipped`; the queues of a deleted topic may remain until the
+                next call.
+        """
+        self._check_follows()
+        self.journal.append_shipped(events)
+        self._deletions.follow()
 
     def record_loss(self, log_end: int, election: int) -> bool:
         """Begin a new recovery epoch for readers at `log_end`, durably, once per election with a loss.
@@ -350,23 +376,25 @@ class Store(StoreReader, Closeable):
             StoreCorrupt: a record is damaged; this record and the following ones are not appended.
             StoreFull, StoreFailed: as `append`. After any error `received_offset` is the log's end.
         """
+        self._check_follows()
+        self._writer.check_ready(own=False)
+        self._deletions.follow()
+        self._replica_log.take(offset, content, written)
+
+    def _check_follows(self) -> None:
         self._check_open()
         if not self._writer.is_replica or self._truncation_ordered:
             raise InvalidInput(
                 "store", "a replica's", "one to be truncated" if self._truncation_ordered else "a master's"
             )
-        self._writer.check_ready(own=False)
-        if self._state_watcher is not None:
-            self._state_watcher.refresh()
-        self._replica_log.take(offset, content, written)
 
     def order_truncation(self, offset: int, last_epoch: int | None = None) -> None:
         """Order a truncation of the log at `offset`; close the store afterwards.
 
         Nothing is written to the store from now on. `Store.open` carries the order out, in the log and in everything
-        derived from it: queues, index, groups' offsets, delay levels, deliveries of pop, staged writes, and topic
-        deletions after `offset`; and it removes the leader epochs newer than `last_epoch`. A crash at any moment leaves
-        either the log as it was, or an order that the next opening carries out.
+        derived from it: queues, index, and, unless a replica's store is opened, the tables; and it removes the leader
+        epochs newer than `last_epoch`. A crash at any moment leaves either the log as it was, or an order that the next
+        opening carries out.
 
         Raises:
             InvalidInput: no record begins or ends at `offset`.
@@ -411,7 +439,7 @@ class Store(StoreReader, Closeable):
         not if a message was stored in a topic of that name since.
         """
         self._check_open()
-        if self._state_watcher is not None:
+        if self._writer.is_replica:
             raise StoreFollows(f"a replica takes the deletion of topic {topic} from its master")
         self._writer.check_ready(own=False)
         self._deletions.add(topic)
@@ -515,6 +543,11 @@ class Store(StoreReader, Closeable):
         self._parts.journal.sync()
         self._deletions.sync()
 
+    @property
+    def has_unsynced_deletions(self) -> bool:
+        """Return True if deletions of topics are not on disk; a message of such a topic waits for `sync_state`."""
+        return self._deletions.has_unsynced
+
     def begin_export(self) -> Callable[[], None]:
         """Return a function that writes RocketMQ's files of the tables that have changed.
 
@@ -541,17 +574,24 @@ class Store(StoreReader, Closeable):
             if not self._read_only and self._parts.health.is_healthy:
                 failpoint("close.before_compaction")
                 self._log.flush()  # then all deliveries of the delay levels are durable, and their offsets are settled
-                if self._state_watcher is None:
-                    self._parts.journal.sync()  # RocketMQ's files must not be newer
-                    self._parts.rocketmq_files.begin_export()()
-                    self._parts.journal.close(compact=True)
+                self._close_journal()
                 failpoint("close.before_checkpoint")
                 self._save_checkpoint()
                 failpoint("close.before_abort")
-                if self._state_watcher is None:
+                if not self._writer.is_replica:
                     fileutil.remove(self._parts.paths.abort)
         finally:
             self._abandon()
+
+    def _close_journal(self) -> None:
+        """Bring the tables to disk, also to RocketMQ's files, and compact the journal."""
+        journal, files = self.journal, self._parts.rocketmq_files
+        journal.sync()  # RocketMQ's files must not be newer
+        is_replica = self._writer.is_replica
+        # What RocketMQ has written into a replica's files is read when the replica becomes the master.
+        if journal.has_events and not (is_replica and files.foreign_events(has_tables=True)):
+            files.begin_export()()
+        journal.close(compact=not (is_replica and journal.is_lossy))
 
     def _abandon(self) -> None:
         """Release files, threads and lock without writing anything."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from raymq.storage import expired_queue_offsets
 from raymq.storage import store_paths as layout_of
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig, split_host
@@ -26,13 +27,8 @@ from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.recovery import Corruption, RecoveryReport, recover
 from raymq.storage.records import record as layout
 from raymq.storage.rocketmq_files import RocketMQFiles
-from raymq.storage.state import expired_queue_offsets, sequence_file, topic_deletion_journal
-from raymq.storage.state.delay_levels_of_replica import delay_levels_of_replica
-from raymq.storage.state.recording_file_calls import current_recorder
-from raymq.storage.state.state_files import snapshot_marker
-from raymq.storage.state_opening import open_state
+from raymq.storage.state_opening import open_state, take_foreign_files
 from raymq.storage.tables.pending_truncation import PendingTruncation
-from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.state_tables import StateTables
 
 
@@ -59,6 +55,24 @@ class StoreParts:
     ordered_cut: PendingTruncation | None
     resources: ExitStack = field(repr=False)
 
+    def begin_leading(self, *, memory_lost: bool) -> None:
+        """Make a replica's parts those of a master, which appends events of its own.
+
+        Args:
+            memory_lost: as `RecoveryBounds.memory_lost`.
+
+        Raises:
+            StoreFull, StoreFailed: not all of it is done; may be called again.
+        """
+        self.log.flush()
+        take_foreign_files(self.journal, self.rocketmq_files, writable=True)
+        _begin_tables(self.journal, self.tables, self.log, memory_lost=memory_lost)
+        self.recovery_bounds = bounds = _bounds(self.log, self.dispatcher, self.deleted_topics, memory_lost=memory_lost)
+        self.journal.clamp(bounds)
+        if self.journal.is_lossy:
+            self.journal.compact()
+        self.journal.sync()
+
     def close(self) -> None:
         """Release the resources. May be called again."""
         self.resources.close()
@@ -69,7 +83,7 @@ class _Opening:
     """How a directory is opened.
 
     Attributes:
-        has_tables: whether its tables are read and written, too.
+        leads: whether events are appended that no master has sent.
     """
 
     read_only: bool
@@ -80,7 +94,7 @@ class _Opening:
         return not self.read_only
 
     @property
-    def has_tables(self) -> bool:
+    def leads(self) -> bool:
         return not (self.read_only or self.is_replica)
 
 
@@ -135,22 +149,17 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             )
         if opening.writable:
             upgrade_format(directory)
-        recorder = current_recorder(directory) if opening.has_tables else None
-        if opening.has_tables and recorder is None:
-            sequence_file.remove_sequence_file(directory)
         health = DiskHealth(paths.healthy)
         tables = StateTables()
         journal, rocketmq_files = open_state(
-            paths, tables, health.fail, writable=opening.has_tables, is_replica=opening.is_replica
+            paths, tables, health.fail, writable=opening.writable, is_replica=opening.is_replica
         )
         resources.callback(journal.close, compact=False)
         has_events = journal.has_events
         state = CheckpointState.load(paths.state)
         config = layout_of.with_existing_sizes(config, paths, state)
-        deletions = (
-            topic_deletion_journal.read_deleted_topics(directory) if is_replica else tables.deleted_topics.places
-        )
-        inherited = _inspect_last_shutdown(paths, opening, health, state, deletions)
+        known = tables.deleted_topics.places
+        inherited = _inspect_last_shutdown(paths, opening, health, state, known, is_lossy=journal.is_lossy)
         if opening.writable:
             failpoint("open.before_abort")
             fileutil.replace(paths.abort, str(os.getpid()).encode())
@@ -159,30 +168,33 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         resources.callback(log.close)
         journal.log_end = lambda: log.max_offset
         tables.delay_offsets.flushed_offset = lambda: log.flushed_offset
-        if opening.is_replica:
-            tables.delay_levels.apply((delay_levels_of_replica(directory),))
         tables.delay_levels.use(config.delay_levels)
         dispatcher = _open_dispatcher(paths, config, ahead, inherited, tables, writable=opening.writable)
         resources.callback(dispatcher.close)
         resources.callback(ahead.stop)
         checkpoint = Checkpoint.load(paths.checkpoint)
         recovery = _recovered(paths, opening, health, inherited, log, dispatcher, checkpoint)
-        if not is_replica:
-            levels = tables.delay_levels
-            journal.change([(levels, fields) for fields in levels.beginning(log.min_offset, log.max_offset)])
-        _make_safe(directory, opening, inherited, log, journal, tables, recovery)
-        # With a recorder the store may have been a replica's since: the log was checked again, the tables were not.
-        doubtful = inherited.may_lack or (recorder is not None and recorder.is_stale)
+        if not is_replica:  # a replica's master has what it has lost, and ships the events of its own start
+            is_lost = not (inherited.clean or inherited.same_boot)
+            _begin_tables(journal, tables, log, memory_lost=is_lost)
+            if inherited.may_lack and opening.leads:
+                tables.recovery_epochs.cut(log.max_offset)
+        if opening.writable:
+            # The next recovery relies on this part of the log, so it is synced before a checkpoint refers to it.
+            log.files.sync(recovery.walked_from, log.max_offset, names=True)
         # A clean close syncs the log and the tables, but not the other files.
-        recovery_bounds = _remains(log, dispatcher, inherited, tables, memory_lost=doubtful or not inherited.same_boot)
-        if not is_replica:
+        memory_lost = inherited.may_lack or not inherited.same_boot
+        bounds = _bounds(log, dispatcher, inherited.deleted, memory_lost=memory_lost, known=known)
+        if is_replica:
+            tables.delay_offsets.end_loading()
+        else:
             failpoint("open.before_clamp")
-            journal.clamp(recovery_bounds)
-        if opening.has_tables:
+            journal.clamp(bounds)
+        if opening.writable and not (is_replica and journal.is_lossy):  # a replica takes a copy of its master's
             journal.compact_after_damage()
             if has_events and not health.was_healthy:
                 journal.compact()  # a failed sync may not have written what is read from memory now
-        if not doubtful:  # else unsynced pages may be missing although the disk is sound
+        if not inherited.may_lack:  # else unsynced pages may be missing although the disk is sound
             recovery.corruption += _journal_damage(journal)
         return StoreParts(
             paths,
@@ -191,11 +203,10 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             log,
             dispatcher,
             ahead,
-            replace(checkpoint, confirm_offset=min(checkpoint.confirm_offset, recovery_bounds.log_end)),
-            # A replica's state may be ahead of its log, so a deletion keeps its offset even after the log's end.
-            dict(inherited.deleted) if is_replica else tables.deleted_topics.places,
+            replace(checkpoint, confirm_offset=min(checkpoint.confirm_offset, bounds.log_end)),
+            tables.deleted_topics.places,
             recovery,
-            recovery_bounds,
+            bounds,
             tables,
             journal,
             rocketmq_files,
@@ -210,19 +221,17 @@ def _inspect_last_shutdown(
     health: DiskHealth,
     state: CheckpointState | None,
     deletions: Mapping[str, int],
+    *,
+    is_lossy: bool,
 ) -> _InheritedState:
     same_boot = state is not None and state.boot == boot_id() != "" and health.was_healthy
     own_files = state is not None and bool(state.geometry)
     cut = PendingTruncation.load(paths.ordered_cut)
     if opening.writable and paths.rebuild_queues.exists():
         state = None  # it lists deletions that were undone; the queues are rebuilt from the log's beginning
-    # An interrupted snapshot of a master's state keeps the replaced deletions in the marker file; after a snapshot that
-    # undid deletions, the valid ones are in `rebuild_queues`.
-    beside = [
-        *topic_deletion_journal.load(snapshot_marker(paths.root)),
-        *topic_deletion_journal.load(paths.rebuild_queues),
-    ]
-    state, deleted = _with_deletions(state, [*beside, *deletions.items()], cut)
+    # A replica's deletions are those of its journal, which only its master's copy takes back.
+    of_master = None if opening.is_replica else cut
+    state, deleted = _with_deletions(state, [*deletions.items()], of_master, replaces=not is_lossy)
     clean = not paths.abort.exists() and cut is None
     return _InheritedState(state, deleted, cut, own_files=own_files, clean=clean, same_boot=same_boot)
 
@@ -249,36 +258,21 @@ def _recovered(
         clean=inherited.clean,
         same_boot=inherited.same_boot,
         aside=paths.damaged if opening.writable else None,
-        expired=expired_queue_offsets.load(expired_queue_offsets.expired_queues_file(paths.root)),
+        expired=expired_queue_offsets.load(paths.expired_queues),
         cut=None if inherited.cut is None else inherited.cut.offset,
     )
 
 
-def _make_safe(
-    root: Path,
-    opening: _Opening,
-    inherited: _InheritedState,
-    log: CommitLog,
-    journal: StateJournal,
-    tables: StateTables,
-    recovery: RecoveryReport,
-) -> None:
-    """Bring the result of recovery to disk before a checkpoint is saved.
+def _begin_tables(journal: StateJournal, tables: StateTables, log: CommitLog, *, memory_lost: bool) -> None:
+    """Change what depends on this start: the delay levels in force, and the first recovery epoch.
 
-    That checkpoint records that this boot has opened the directory.
+    Args:
+        memory_lost: unsynced data may be lost.
     """
-    # A replica needs no new epoch: its master has the lost data, and the master's epochs are shipped.
-    epochs = tables.recovery_epochs
-    is_less = journal.loaded.lacks_synced(epochs.NUMBER, memory_lost=not (inherited.clean or inherited.same_boot))
-    if not opening.is_replica and (is_less or not epochs.is_begun):
+    levels, epochs = tables.delay_levels, tables.recovery_epochs
+    journal.change([(levels, fields) for fields in levels.beginning(log.min_offset, log.max_offset)])
+    if journal.loaded.lacks_synced(epochs.NUMBER, memory_lost=memory_lost) or not epochs.is_begun:
         journal.change([(epochs, epochs.beginning())])  # without the newest truncation they would look complete
-    if inherited.may_lack and opening.has_tables:
-        epochs.cut(log.max_offset)
-    if opening.is_replica:
-        topic_deletion_journal.sync(root)
-    if opening.writable:
-        # The next recovery relies on this part of the log, so it is synced before a checkpoint refers to it.
-        log.files.sync(recovery.walked_from, log.max_offset, names=True)
 
 
 def _journal_damage(journal: StateJournal) -> list[Corruption]:
@@ -292,14 +286,18 @@ def _journal_damage(journal: StateJournal) -> list[Corruption]:
 
 
 def _with_deletions(
-    state: CheckpointState | None, deletions: Sequence[tuple[str, int]], cut: PendingTruncation | None
+    state: CheckpointState | None,
+    deletions: Sequence[tuple[str, int]],
+    cut: PendingTruncation | None,
+    *,
+    replaces: bool,
 ) -> tuple[CheckpointState | None, Mapping[str, int]]:
     """Return the state with the journal's deletions, and the log's end at each deletion.
 
     The journal lists all deletions, in case the state is damaged. Deletions after an ordered truncation are dropped;
     the returned state is None then.
     """
-    updated = (state or CheckpointState()).with_deletions(deletions)
+    updated = (state or CheckpointState()).with_deletions(deletions, replaces=replaces)
     retained = {topic: place for topic, place in updated.deleted_topics.items() if cut is None or place <= cut.offset}
     if len(retained) < len(updated.deleted_topics):
         return (
@@ -309,19 +307,28 @@ def _with_deletions(
     return state and updated, retained
 
 
-def _remains(
-    log: CommitLog, dispatcher: Dispatcher, inherited: _InheritedState, tables: StateTables, *, memory_lost: bool
+def _bounds(
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    deleted: Mapping[str, int],
+    *,
+    memory_lost: bool,
+    known: Mapping[str, int] | None = None,
 ) -> RecoveryBounds:
-    """Return the bounds to which recovery clamps all other tables."""
-    known = tables.deleted_topics.places
+    """Return the bounds to which all other tables are clamped.
+
+    Args:
+        deleted: where the log ended when each topic was deleted.
+        known: those of the deletions that the journal has; None: all.
+    """
     return RecoveryBounds(
         log.max_offset,
         memory_lost,
         {topic_queue: queue.max_offset for topic_queue, queue in dispatcher.queues.items()},
         {
             topic: min(place, log.max_offset)
-            for topic, place in inherited.deleted.items()
-            if topic in known or place > log.min_offset
+            for topic, place in deleted.items()
+            if known is None or topic in known or place > log.min_offset
         },
     )
 

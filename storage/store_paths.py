@@ -12,6 +12,7 @@ from raymq.storage.directory_format import check_format
 from raymq.storage.files import fileutil
 from raymq.storage.files.directory_lock import DirectoryLock
 from raymq.storage.files.mapped_file_queue import files_of
+from raymq.storage.journal.journal_copy import EXPIRED_QUEUES
 from raymq.storage.log import index_sizes
 from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.log.consume_queue import ENTRY_BYTES
@@ -113,6 +114,11 @@ class StorePaths:
         return self.root / "raymq" / "settings.json"
 
     @property
+    def replica(self) -> Path:
+        """Return the file of a replica's own metadata; only replicas have it."""
+        return self.root / "raymq" / "replica.json"
+
+    @property
     def clock(self) -> Path:
         """Return the file in which the retention clock saves its state."""
         return self.root / "raymq" / "clock.json"
@@ -128,9 +134,9 @@ class StorePaths:
         return self.root / "raymq" / "timers"
 
     @property
-    def epochs(self) -> Path:
-        """Return the file of recovery epochs: the offsets at which power losses truncated the log."""
-        return self.root / "raymq" / "epochs.json"
+    def former_staged(self) -> tuple[Path, Path]:
+        """Return the folder of staged rows of format 2, and its name while it is being converted."""
+        return self.root / "raymq" / "staged", self.root / "raymq" / "staged_taken"
 
     @property
     def master_epochs(self) -> tuple[Path, Path]:
@@ -151,12 +157,9 @@ class StorePaths:
         return self.root / "raymq" / "rebuild_queues"
 
     @property
-    def no_tables(self) -> StorePaths:
-        """Return the paths of an empty folder, used for a replica's tables.
-
-        A replica does not open its tables, because its master changes them.
-        """
-        return StorePaths(self.root / "raymq" / "no_tables")
+    def expired_queues(self) -> Path:
+        """Return the file of the ends of expired queues, which came with a copy of a master's state journal."""
+        return self.state_journal / EXPIRED_QUEUES
 
     @property
     def delay_levels(self) -> Path:

@@ -23,7 +23,6 @@ from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFa
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.journal import journal_files
 from raymq.storage.journal.state_journal import StateJournal
-from raymq.storage.state import sequence_file
 from raymq.storage.state_opening import open_state
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.broker_identity import read_port_epoch
@@ -98,7 +97,6 @@ def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     paths = _paths(directory)
     lock = layout.take_lock(paths)
     try:
-        sequence_file.remove_sequence_file(paths.root)
         tables = [_repaired(paths, *each) for each in _broken(paths)]
         state = _state_damage(paths)
         return tables if state is None else [*tables, _repaired_state(paths, state)]
@@ -167,19 +165,28 @@ def _state_damage(paths: StorePaths) -> BrokenTable | None:
         lost = f"{loaded.lost + len(loaded.set_aside)} changes of topics, groups, offsets or other tables"
     if not reasons:
         return None
-    return BrokenTable(str(paths.state_journal), "; ".join(reasons), "all changes that can be read", lost)
+    rebuilt = "all changes that can be read"
+    if paths.replica.exists():
+        rebuilt, lost = "the replica takes a copy of its master's journal", f"only if no other replica has it: {lost}"
+    return BrokenTable(str(paths.state_journal), "; ".join(reasons), rebuilt, lost)
 
 
 def _repaired_state(paths: StorePaths, broken: BrokenTable) -> BrokenTable:
-    """Copy the state journal's files, and write a snapshot of what is readable."""
+    """Copy the state journal's files, and write a snapshot of what is readable.
+
+    In a replica's directory write none: an election takes a journal with gaps only if there is no other, but cannot
+    see what a snapshot lacks.
+    """
     upgrade_format(paths.root)
     folder = _free_name(paths.damaged / paths.state_journal.name)
     fileutil.make_folder(folder)
     for path in fileutil.paths_in(paths.state_journal):
         _set_aside(path, folder / path.name)
+    if paths.replica.exists():
+        return replace(broken, set_aside=(str(folder),))
     journal, _ = open_state(paths, StateTables(), _log_failure, writable=True)
     try:
-        journal.compact()
+        journal.renumber()  # the replicas of its group have other tables
     finally:
         journal.close(compact=False)
     return replace(broken, set_aside=(str(folder),))

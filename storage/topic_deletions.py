@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from raymq.storage.checkpointer import Checkpointer
@@ -26,6 +27,8 @@ class TopicDeletions:
         self._checkpointer = checkpointer
         self._deleting = threading.Lock()
         self._count = 0
+        #: The number of the newest event of a deletion that `follow` has seen.
+        self._followed = 0
 
     def add(self, topic: str) -> None:
         """Delete the topic's queues, its groups' offsets and its settings; `sync` makes it durable.
@@ -48,9 +51,37 @@ class TopicDeletions:
 
         parts.journal.append(table, table.deletion(topic, parts.log.max_offset), before_apply=move_queues)
         failpoint("delete_topic.after_state")
+        self._remove(topic, moved)
+
+    def follow(self) -> None:
+        """Delete the queues of topics that the master has deleted.
+
+        Raise StoreFull or StoreFailed if a folder could not be moved; the next call, or opening, does it.
+        """
+        parts, dispatcher = self._parts, self._parts.dispatcher
+        newest = parts.journal.newest_of(parts.tables.deleted_topics)
+        if newest == self._followed:
+            return
+        for topic, place in parts.deleted_topics.items():
+            if place < parts.log.min_offset:
+                continue  # an earlier deletion: a recreated topic may have a queue without messages
+            ends = [dispatcher.queues[topic, queue_id].end_physical() for queue_id in dispatcher.queues.of(topic)]
+            if ends and max(ends) <= place:  # else these are queues of a topic that was recreated
+                with self._deleting:
+                    self._count += 1
+                    dispatcher.unsynced_deletions.add(topic)
+                self._remove(topic, dispatcher.delete_topic(topic))
+        self._followed = newest
+
+    def _remove(self, topic: str, moved: Sequence[Path]) -> None:
+        """Remove moved folders of a topic's queues, on another thread."""
         for aside in moved:
-            self._remover.moved(dispatcher.folder_of(topic), aside)
-        self._remover.add([(folder, None) for folder in moved])
+            self._remover.moved(self._parts.dispatcher.folder_of(topic), aside)
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Return True if deletions are not on disk."""
+        return bool(self._parts.dispatcher.unsynced_deletions)
 
     def sync(self) -> None:
         """Bring deletions to disk. Any thread. Raise StoreFailed if they may not be."""

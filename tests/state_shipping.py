@@ -1,63 +1,93 @@
-"""Read the state of store directories, and ship state from a recorder to a replica."""
+"""Read the tables of store directories, and ship log and events from a master's store to a replica's."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
-from raymq.storage.state.state_files import is_state
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
+import msgpack
+
+from raymq.storage.journal.journal_copy import IncomingJournal
+from raymq.storage.journal.journaled_table import JournaledTable
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.delay_offsets import DelayOffsets
+from raymq.storage.tables.settings_table import SettingsTable
+from raymq.storage.tables.state_tables import StateTables
 
 
-def state_of(directory: Path) -> dict[str, bytes | None]:
-    """Return the content of all state files by path; None for a folder."""
-    found: dict[str, bytes | None] = {}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if is_state(name):
-            found[name] = None if path.is_dir() else path.read_bytes()
-    return found
+def state_of(directory: Path) -> dict[str, list[str] | str]:
+    """Return the content of all tables of a directory, by class."""
+    tables = StateTables()
+    StateJournal(StorePaths(directory).state_journal, tables.all(), writable=False)
+    return content_of(tables)
 
 
-def take_snapshot(recorder: StateRecorder, replica: StateReplica) -> None:
-    """Give the replica a snapshot of the current state."""
-    snapshot = recorder.snapshot()
+def content_of(tables: StateTables) -> dict[str, list[str] | str]:
+    """Return the content of all tables, by class."""
+    return {type(table).__name__: _content(table) for table in tables.all()}
+
+
+def _content(table: JournaledTable) -> list[str] | str:
+    if isinstance(table, SettingsTable):
+        return table.to_json()
+    if isinstance(table, DelayOffsets):  # each broker settles the commits whose copies are on its own disk
+        return [repr(table.log_end), *map(repr, sorted(table._offsets.items()))]
+    return sorted(repr(msgpack.unpackb(msgpack.packb(fields))) for fields in table.snapshot())
+
+
+def keep_events(store: Store) -> Store:
+    """Keep the events of a master's store for replicas; return the store."""
+    store.journal.backlog = ReplicationBacklog(store.journal.last)
+    return store
+
+
+def record_contents(master: Store) -> dict[int, object]:
+    """Return a growing map from the number of each event of a master to the tables' content after it."""
+    contents: dict[int, object] = {}
+
+    def note() -> None:
+        contents[master.journal.last] = content_of(master.tables)
+
+    note()
+    master.journal.on_append = note
+    return contents
+
+
+def copy_state(master: Store, directory: Path) -> None:
+    """Put a copy of the master's journal in the place of that of a closed replica's directory."""
+    copy, incoming = master.journal.copy(), IncomingJournal(StorePaths(directory).state_journal)
     try:
-        replica.begin_snapshot()
-        for part in snapshot.parts():
-            assert len(part) < 1 << 20
-            replica.load(part)
-        replica.end_snapshot(snapshot.sequence)
+        for part in copy.parts():
+            assert len(part.encode()) < 1 << 20
+            incoming.write(part)
     finally:
-        snapshot.close()
-
-
-def ship_state(recorder: StateRecorder, replica: StateReplica, log_end: int = 1 << 62) -> None:
-    """Give the replica all missing changes that refer to the log before `log_end`."""
-    while changes := [each for each in recorder.after(replica.last) if each.log_offset <= log_end]:
-        replica.apply(changes)
+        copy.close()
+    incoming.sync()
+    incoming.install()
 
 
 class StateShipper:
-    """Ships a master's log and state to a replica in the master's order."""
+    """Ships a master's log and events to a replica in the master's order."""
 
-    def __init__(self, master: Store, recorder: StateRecorder, follower: Store, replica: StateReplica) -> None:
-        self._master, self._recorder = master, recorder
-        self._follower, self._replica = follower, replica
+    def __init__(self, master: Store, follower: Store) -> None:
+        self._master, self._follower = master, follower
 
-    def step(self, most_bytes: int = 1 << 20, most_changes: int = 1024) -> bool:
-        """Ship a piece of log or some changes; return False if nothing is missing."""
-        pending = self._recorder.after(self._replica.last)
+    def step(self, most_bytes: int = 1 << 20, most_events: int = 1024) -> bool:
+        """Ship a piece of log or some events; return False if nothing is missing."""
+        backlog = self._master.journal.backlog
+        assert backlog is not None
+        pending = backlog.after(self._follower.journal.last)
         end = min([self._master.max_physical_offset, *(each.log_offset for each in pending[:1])])
         begin = self._follower.received_offset
         if begin < end:
             with self._master.log_slice(begin, min(end, begin + most_bytes)) as part:
                 self._follower.append_replicated(part.offset, part.view)
             return True
-        due = [each for each in pending[:most_changes] if each.log_offset <= end]
-        self._replica.apply(due)
+        due = [each for each in pending[:most_events] if each.log_offset <= end]
+        self._follower.append_events(due)
         return bool(due)
 
     def all(self) -> None:
@@ -71,6 +101,6 @@ class StateShipper:
             self.step(random_.choice((1, 100, 5_000)), random_.choice((1, 1, 3)))
 
 
-def ship_all(master: Store, recorder: StateRecorder, follower: Store, replica: StateReplica) -> None:
-    """Ship all log and state in the master's order."""
-    StateShipper(master, recorder, follower, replica).all()
+def ship_all(master: Store, follower: Store) -> None:
+    """Ship all log and events in the master's order."""
+    StateShipper(master, follower).all()

@@ -17,14 +17,10 @@ from raymq.actors.broker.core.broker_settings import load_retention
 from raymq.actors.protocol import SESSION_GRACE_SECONDS, BrokerSpec
 from raymq.storage.clock import SteadyClock, boottime, wall_ms
 from raymq.storage.config import StoreConfig
-from raymq.storage.emergency_cleaner import open_with_cleanup
+from raymq.storage.emergency_cleaner import open_with_cleanup, releasable_disk_reserve
 from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import write_identity
-
-
-def _no_hold(_: Store) -> None:
-    """Ignore the open store: a broker without replicas holds nothing back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +39,11 @@ class OpenedBroker:
     producer_history: ProducerStateJournal
 
     @classmethod
-    def open(cls, spec: BrokerSpec, port: int, epoch: int, hold: Callable[[Store], None] = _no_hold) -> OpenedBroker:
+    def open(cls, spec: BrokerSpec, port: int, epoch: int, lead: Callable[[], Store] | None = None) -> OpenedBroker:
         """Open the directory of a broker that listens at this port.
 
         Args:
-            hold: called with the open store before any reader uses it.
+            lead: returns the store of an elected replica, which is open; None: the store is opened.
 
         Raises:
             as `BrokerService.start`; nothing is open then.
@@ -58,12 +54,12 @@ class OpenedBroker:
         def begin() -> OpenedBroker:
             steady = SteadyClock()
             with contextlib.ExitStack() as opened:
-                store = _open_store(spec, config, steady)
+                store = Store.open(directory, config, elapsed=boottime) if lead is None else lead()
                 opened.callback(_abandon, store)
+                store.use_delay_clock(steady.next_ms)
                 identity = directory / "raymq" / "broker.json"
                 fields = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
                 write_identity(identity, **fields, port=port, epoch=epoch)
-                hold(store)
                 core = BrokerCore(
                     spec.name,
                     store,
@@ -79,16 +75,15 @@ class OpenedBroker:
                 opened.pop_all()
                 return cls(epoch, store, core, history)
 
+        if lead is not None:
+            with releasable_disk_reserve(directory):
+                return begin()
         # The periodic retention frees space, too, but only in a broker that has started.
         return open_with_cleanup(directory, config, wall_ms, begin, lambda: load_retention(directory, config))
 
     def abandon(self) -> None:
         """Close an opened broker that will not be used; ignore errors of the store."""
         _abandon(self.store)
-
-
-def _open_store(spec: BrokerSpec, config: StoreConfig, steady: SteadyClock) -> Store:
-    return Store.open(spec.directory, config, delay_clock_ms=steady.next_ms, elapsed=boottime)
 
 
 def _abandon(store: Store) -> None:

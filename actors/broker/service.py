@@ -214,8 +214,8 @@ class BrokerService:
     async def start(cls, spec: BrokerSpec, node_id: str, leader: LeaderContext | None = None) -> BrokerService:
         """Open the store, listen, and register with the name servers.
 
-        With a `leader` the broker starts as the master of its group. A master's store is opened on another thread:
-        meanwhile its loop answers requests and renews its lease.
+        With a `leader` the broker starts as the master of its group, with the replica's store. Another thread prepares
+        it: meanwhile the loop answers requests and renews the lease.
 
         Raises:
             FormatTooNew: a newer RayMQ has written in the directory; nothing is changed there.
@@ -236,7 +236,7 @@ class BrokerService:
             if leader is None:
                 opened = OpenedBroker.open(spec, port, epoch + 1)
             else:
-                opened = await asyncio.to_thread(OpenedBroker.open, spec, port, epoch + 1, leader.leadership.hold)
+                opened = await asyncio.to_thread(OpenedBroker.open, spec, port, epoch + 1, leader.lead)
             try:
                 if leader is not None:
                     await leader.take_over()

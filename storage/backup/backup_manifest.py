@@ -13,13 +13,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
+from raymq.storage.backup.backup_state import is_backup_path
 from raymq.storage.directory_format import DirectoryFormat
 from raymq.storage.errors import FormatTooNew, InvalidInput, StoreCorrupt
 from raymq.storage.files import json_file
-from raymq.storage.state.backup_snapshot import is_backup_path
-from raymq.storage.state.state_files import folders_above
 from raymq.storage.tables.broker_identity import BrokerIdentity
 from raymq.storage.version import VERSION
 
@@ -158,7 +158,7 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
     paths = [*folders, *(file.path for file in files)]
     if len(set(paths)) < len(paths):
         raise ValueError("a path occurs twice")
-    above = {folder for path in paths for folder in folders_above(path)}
+    above = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     if wrong := above & {file.path for file in files}:
         raise ValueError(f"a file that is also a folder: {min(wrong)!r:.200}")
     broker = content["broker"]

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
+from raymq.storage.backup.backup_state import STATE_FOLDERS, is_backup_path, parts_of
 from raymq.storage.closeable import Closeable
 from raymq.storage.directory_format import DirectoryFormat, read_format
 from raymq.storage.errors import InvalidInput
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_queue import files_of
-from raymq.storage.state import expired_queue_offsets
-from raymq.storage.state.backup_snapshot import BackupSnapshot
-from raymq.storage.state.state_files import snapshot_marker
+from raymq.storage.journal.journal_copy import is_exchanging
 from raymq.storage.store_paths import StorePaths, take_lock
 from raymq.storage.tables.broker_identity import BrokerIdentity, read_broker_identity
 
@@ -42,7 +41,7 @@ class BackupSource(Protocol):
     state_bytes: int
 
     def parts(self) -> Iterator[bytes]:
-        """Iterate over the state in parts for `read_snapshot_part`."""
+        """Iterate over the state in parts for `backup_state.read_part`."""
 
     def hold(self, log_from: int) -> None:
         """Keep the log from this offset on, and release the log before it.
@@ -74,18 +73,11 @@ class StoppedDirectory(Closeable):
             raise InvalidInput("directory", "a store directory", str(directory))
         with ExitStack() as resources:
             resources.callback(take_lock(paths).release)
-            begun = (
-                paths.ordered_cut,
-                snapshot_marker(directory),
-                paths.rebuild_queues,
-                expired_queue_offsets.expired_queues_file(directory),
-            )
-            for half in (*begun, paths.restoring):
-                if half.exists():
-                    remedy = "let its broker start once, or restore it again"
-                    raise InvalidInput(
-                        "directory", f"a complete store; it has {half.name}", str(directory), remedy=remedy
-                    )
+            begun = (paths.ordered_cut, paths.rebuild_queues, paths.expired_queues, paths.restoring)
+            if is_exchanging(paths.state_journal) or any(half.exists() for half in begun):
+                remedy = "let its broker start once, or restore it again"
+                problem = "a complete store, not one with an unfinished restoration or change of replicas"
+                raise InvalidInput("directory", problem, str(directory), remedy=remedy)
             files = files_of(paths.commit_log)
             self.broker = read_broker_identity(directory / "raymq" / "broker.json")
             self.format = read_format(directory)
@@ -94,14 +86,14 @@ class StoppedDirectory(Closeable):
             self.log_end = next(
                 (int(path.name) + used for path in reversed(files) if (used := _used(path))), self.log_begin
             )
-            self._frozen = BackupSnapshot(directory, lambda: self.log_end)
-            resources.callback(self._frozen.close)
-            self.state_bytes = self._frozen.total_bytes
+            self._state_files = list(_state_files(directory))
+            self.state_bytes = sum((directory / path).stat().st_size for path in self._state_files)
             self._resources = resources.pop_all()
 
     def parts(self) -> Iterator[bytes]:
         """Iterate over the state; see `BackupSource`."""
-        return self._frozen.parts()
+        for path in self._state_files:
+            yield from parts_of(path, fileutil.read_whole(self.directory / path))
 
     def hold(self, log_from: int) -> None:
         """Do nothing: the lock keeps other processes from removing log files."""
@@ -112,6 +104,17 @@ class StoppedDirectory(Closeable):
     def close(self) -> None:
         """Release the lock; may be called twice."""
         self._resources.close()
+
+
+def _state_files(directory: Path, below: str = "") -> Iterator[str]:
+    """Return the paths of all files of the state, also of former versions."""
+    for entry in fileutil.entries_of(directory / below):
+        path = f"{below}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            if below or entry.name in STATE_FOLDERS:
+                yield from _state_files(directory, f"{path}/")
+        elif entry.is_file(follow_symlinks=False) and is_backup_path(path):
+            yield path
 
 
 def _used(path: Path) -> int:

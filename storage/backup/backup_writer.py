@@ -13,6 +13,7 @@ from raymq.storage.backup.backup_progress import BackupProgress, ignore_progress
 from raymq.storage.backup.backup_reader import read_catalog
 from raymq.storage.backup.backup_retention import check_keep, prune_backups
 from raymq.storage.backup.backup_source import BackupSource
+from raymq.storage.backup.backup_state import read_part
 from raymq.storage.backup.backup_target import BackupTarget
 from raymq.storage.backup.extent_writer import ExtentWriter, PlacedExtent
 from raymq.storage.clock import wall_ms
@@ -20,7 +21,6 @@ from raymq.storage.errors import BackupFailed, InvalidInput, StateMismatch
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_queue import file_name
-from raymq.storage.state.backup_snapshot import read_snapshot_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,11 @@ def create_backup(
                 "target", f"a place for backups of {ours} only; it has backups of {theirs}", target.where
             )
     making = _BackupWriter(source, ExtentWriter(target, before), before, progress)
-    folders, state = making.copy_state()
+    state = making.copy_state()
     failpoint("backup.after_state")
     log = making.copy_log()
     files = (*log, *state)
-    manifest = Manifest(
-        name, made_at_ms, source.broker, source.log_begin, source.log_end, folders, files, source.format
-    )
+    manifest = Manifest(name, made_at_ms, source.broker, source.log_begin, source.log_end, (), files, source.format)
     source.check()
     failpoint("backup.before_manifest")
     target.write_manifest(name, manifest.encode())
@@ -132,27 +130,20 @@ class _BackupWriter:
         self._done += more
         self._progress(BackupProgress(path, self._done, max(self._total, self._done), self.copied.copied_bytes))
 
-    def copy_state(self) -> tuple[tuple[str, ...], list[StoredFile]]:
-        """Copy the state, and return its folders and files."""
-        folders: list[str] = []
+    def copy_state(self) -> list[StoredFile]:
+        """Copy the state, and return its files."""
         files: dict[str, list[PlacedExtent]] = {}
         try:
-            for part in self._source.parts():
-                for path, at, content in read_snapshot_part(part):
-                    if at is None:
-                        folders.append(path)
-                        continue
-                    placed = files.setdefault(path, [])
-                    if content:
-                        placed.append(self.copied.add(content))
-                    self._notify(path, len(content))
+            for path, _, content in map(read_part, self._source.parts()):
+                placed = files.setdefault(path, [])
+                if content:
+                    placed.append(self.copied.add(content))
+                self._notify(path, len(content))
         except StateMismatch as error:
             raise BackupFailed(f"the broker sent malformed state: {error}") from error
         self.copied.finish()
         stored = {path: tuple(each.extent for each in placed) for path, placed in files.items()}
-        return tuple(folders), [
-            StoredFile(path, sum(extent.length for extent in extents), extents) for path, extents in stored.items()
-        ]
+        return [StoredFile(path, sum(extent.length for extent in extents), extents) for path, extents in stored.items()]
 
     def copy_log(self) -> list[StoredFile]:
         """Copy the log's files from the oldest on, and release each copied file."""

@@ -14,6 +14,7 @@ one, are kept, and all journals as long as there is one snapshot only: one damag
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -102,6 +103,21 @@ def snapshot_path(folder: Path, number: int) -> Path:
     return folder / f"snapshot-{number:020d}"
 
 
+def next_folder(folder: Path) -> Path:
+    """Return the folder of a copy that will replace the journal in `folder`."""
+    return folder.with_name(f"{folder.name}.next")
+
+
+def former_folder(folder: Path) -> Path:
+    """Return the folder of the journal that a copy in `folder` replaces."""
+    return folder.with_name(f"{folder.name}.former")
+
+
+def is_journal_file(name: str) -> bool:
+    """Return True if a file of that name belongs to a journal."""
+    return _NAME.fullmatch(name) is not None
+
+
 def files_in(folder: Path) -> tuple[dict[int, Path], dict[int, Path]]:
     """Return the journals and the snapshots by their numbers, ascending.
 
@@ -130,28 +146,51 @@ def snapshot_frames(number: int, log_end: int, tables: Mapping[int, JournaledTab
     yield encode_frame((position + 1, log_end, SNAPSHOT_TABLE)) * 2
 
 
-def load_state(
-    folder: Path, tables: Mapping[int, JournaledTable], *, is_locked: bool, only: bool = False
-) -> LoadedState:
+def load_state(folder: Path, tables: Mapping[int, JournaledTable], *, is_locked: bool) -> LoadedState:
     """Apply the newest snapshot and the events behind it to empty tables.
 
     Args:
-        is_locked: no other process changes the files; else a file that disappears is read anew under another name.
-        only: skip the events of other tables; else they are set aside.
+        is_locked: no other process changes the files; else they are read anew if one disappears, or if a copy replaces
+            them all.
 
     Raises:
         StoreBusy, StoreFailed: a file cannot be read now.
     """
-    for attempt in range(_TRIES):
-        journals, snapshots = files_in(folder)
-        try:
+    for _ in range(1 if is_locked else _TRIES):
+        source = (folder, None) if is_locked else _readable(folder)
+        journals, snapshots = files_in(source[0])
+        with contextlib.suppress(FileNotFoundError):
             contents = {path: fileutil.read_whole(path) for path in (*journals.values(), *snapshots.values())}
-        except FileNotFoundError as error:
-            if is_locked or attempt == _TRIES - 1:
-                raise StoreBusy(f"the files of {folder} change too quickly to be read: {error}") from error
-        else:
-            return _Loading(tables, contents, only=only).load(journals, snapshots)
-    raise AssertionError
+            if is_locked or source == _readable(folder):
+                return _Loading(tables, contents).load(journals, snapshots)
+    raise StoreBusy(f"the files of {folder} change too quickly to be read")
+
+
+def _readable(folder: Path) -> tuple[Path, int | None]:
+    """Return the folder that has the journal now, also while a copy replaces it, and its inode."""
+    for path in (folder, next_folder(folder)) if former_folder(folder).exists() else (folder,):
+        with contextlib.suppress(FileNotFoundError):
+            return path, path.stat().st_ino
+    return folder, None
+
+
+def apply_event(
+    table: JournaledTable | None, number: int, table_number: int, fields: Fields, *, is_lossy: bool = False
+) -> SetAsideEvent | None:
+    """Apply an event to its table; return it if it has no meaning there, which is logged.
+
+    Args:
+        is_lossy: some events before it are lost.
+    """
+    try:
+        if table is None:
+            raise ValueError("no such table")
+        (table.apply_after_loss if is_lossy else table.apply)(fields)
+    except json_file.DECODE_ERRORS as error:
+        aside = SetAsideEvent(number, table_number, repr(fields), repr(error))
+        _log.error("%s", aside)
+        return aside
+    return None
 
 
 @dataclass(slots=True)
@@ -165,9 +204,8 @@ class _Events:
 
 
 class _Loading:
-    def __init__(self, tables: Mapping[int, JournaledTable], contents: Mapping[Path, bytes], *, only: bool) -> None:
+    def __init__(self, tables: Mapping[int, JournaledTable], contents: Mapping[Path, bytes]) -> None:
         self._tables = tables
-        self._only = only
         self._contents = contents
         self._loaded = LoadedState()
 
@@ -231,16 +269,9 @@ class _Loading:
                 self._apply(number, table, fields)
 
     def _apply(self, number: int, table_number: int, fields: Fields) -> None:
-        table = self._tables.get(table_number)
-        if table is None and self._only:
-            return
-        try:
-            if table is None:
-                raise ValueError("no such table")
-            (table.apply_after_loss if self._loaded.lost else table.apply)(fields)
-        except json_file.DECODE_ERRORS as error:
-            aside = SetAsideEvent(number, table_number, repr(fields), repr(error))
-            _log.error("%s", aside)
+        is_lossy = bool(self._loaded.lost)
+        aside = apply_event(self._tables.get(table_number), number, table_number, fields, is_lossy=is_lossy)
+        if aside is not None:
             self._loaded.set_aside.append(aside)
 
     def _read(self, path: Path, before: int) -> _Events:

@@ -15,7 +15,7 @@ makes them consistent with it (`recovery`). Everything else is clamped at openin
                                    marks at most the timer queue's maximum and the
                                    log's end; after a loss of memory the files go
                                    back to what the last checkpoint synced
-    idempotent producers           batches after their queue's maximum, and those    `producer_state_journal`
+    idempotent producers           batches after their queue's maximum, and those    `producer_states`
                                    of topics that were deleted since, are void;
                                    the position at most the log's end
     staged writes                  chunks after the end are lost; "is in the log"    `staged_records`

@@ -2,34 +2,43 @@
 
 An event is written with a single write; then the kernel has it, and it survives a crash of the process. `sync` makes it
 survive a crash of the machine. When the journal has grown, a thread writes a snapshot of all tables while further
-events go to a new file.
+events go to a new file. A replica's journal gets its master's events, with the same numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 
-from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull
+from raymq.storage.clock import wall_ms
+from raymq.storage.errors import InvalidInput, StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.files.worker_thread import begin
 from raymq.storage.journal import journal_files
+from raymq.storage.journal.journal_copy import JournalCopy
+from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.journal.journal_files import LoadedState
 from raymq.storage.journal.journal_frames import frame_of
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
 
 #: A shorter journal is not compacted; a longer one if it is twice as long as the last snapshot.
 _COMPACT_BYTES: Final = 4 << 20
 #: How many snapshots are kept.
 _KEPT_SNAPSHOTS: Final = 2
+#: The binary logarithm of how many numbers `renumber` has for each millisecond.
+_A_MS_BITS: Final = 20
+#: A time in the year 2109; later times give no larger numbers, because 64 bits have no room for them.
+_LATEST_MS: Final = (1 << 42) - 1
 
 
 def _ignore_failure(_: StoreError) -> None:
@@ -50,6 +59,8 @@ class StateJournal:
         folder: the folder of its files.
         loaded: what was read when the journal was opened.
         last: the number of the newest event.
+        backlog: the newest events, for replicas; None: the broker has none.
+        on_append: called after each event of `append`, by the thread that appended it; None: by none.
     """
 
     def __init__(
@@ -80,6 +91,8 @@ class StateJournal:
         self._appending = threading.RLock()
         #: Held during a sync, and while files are removed.
         self._syncing = threading.Lock()
+        #: Held while files are removed, or opened for a copy; never during a sync.
+        self._removing = threading.Lock()
         #: Held while a snapshot is written.
         self._compacting = threading.Lock()
         self._compaction: threading.Thread | None = None
@@ -92,6 +105,8 @@ class StateJournal:
             fileutil.make_folder(folder)
         self.loaded: LoadedState = journal_files.load_state(folder, self._tables, is_locked=writable)
         self.last = self.loaded.last
+        self.backlog: ReplicationBacklog | None = None
+        self.on_append: Callable[[], None] | None = None
         #: The number of the newest event of each table since the opening.
         self._newest: dict[int, int] = {}
         #: The number up to which all events are on disk.
@@ -138,6 +153,11 @@ class StateJournal:
         return self._newest.get(table.NUMBER, 0)
 
     @property
+    def is_lossy(self) -> bool:
+        """Return True if the start has found that events are missing before others."""
+        return self.loaded.lost > 0 or self.loaded.is_salvaged
+
+    @property
     def synced(self) -> int:
         """Return the number up to which all events are on disk; 0 before the first sync."""
         return self._synced
@@ -145,7 +165,7 @@ class StateJournal:
     @property
     def has_events(self) -> bool:
         """Return True if the journal has a snapshot or an event."""
-        return self.last > 0 or self.has_snapshot
+        return self.has_snapshot or self.loaded.last > 0 or bool(self._newest)
 
     # -- append --------------------------------------------------------------------------------------------------
 
@@ -162,8 +182,9 @@ class StateJournal:
         with self._appending:
             if self._fd < 0 or self._failure is not None:
                 self._check()
-            number = self.last + 1
-            frames = frame_of(self._pack((number, self.log_end(), table.NUMBER, *fields)))
+            number, log_end = self.last + 1, self.log_end()
+            payload = self._pack((number, log_end, table.NUMBER, *fields))
+            frames = frame_of(payload)
             if table.COPIES > 1:
                 frames *= table.COPIES
             self._write(frames)
@@ -175,12 +196,51 @@ class StateJournal:
                     self._torn = True
                     self._revoke()
                     raise
+            if self.backlog is not None:
+                self.backlog.add(JournalEvent(number, log_end, payload))
             self.last = self._newest[table.NUMBER] = number
             table.apply(fields)
             is_long = self._length >= self._compact_at
+        if self.on_append is not None:
+            self.on_append()
         if is_long:
             self._compact_beside()
         return number
+
+    def append_shipped(self, events: Sequence[JournalEvent]) -> None:
+        """Write the next events of the master's journal, and apply them.
+
+        An event that its table cannot apply is set aside, as at a start.
+
+        Raises:
+            InvalidInput: the first event is not the next one; nothing has changed.
+            StateMismatch: an event is malformed; nothing has changed.
+            StoreError, StoreFull, StoreFailed: as `append`, for all of them.
+        """
+        with self._appending:
+            self._check()
+            read: list[tuple[JournalEvent, int, Fields]] = []
+            for number, event in enumerate(events, self.last + 1):
+                if event.sequence != number:
+                    raise InvalidInput("sequence", str(number), event.sequence)
+                read.append((event, *event.decode()))
+            self._write(b"".join(self._frames_of(event.payload, table) for event, table, _ in read))
+            try:
+                for event, table, fields in read:
+                    journal_files.apply_event(self._tables.get(table), event.sequence, table, fields)
+                    self.last = self._newest[table] = event.sequence
+                    if self.backlog is not None:
+                        self.backlog.add(event)
+            except BaseException as error:  # the file has events that were not applied: it has to be read again
+                self._failure = StoreFailed(f"event {self.last + 1} could not be applied: {error!r:.200}")
+                raise
+            is_long = self._length >= self._compact_at
+        if is_long:
+            self._compact_beside()
+
+    def _frames_of(self, payload: bytes, table_number: int) -> bytes:
+        table = self._tables.get(table_number)
+        return frame_of(payload) * (1 if table is None else table.COPIES)
 
     def _write(self, frames: bytes) -> None:
         if self._torn:
@@ -303,14 +363,26 @@ class StateJournal:
                 self._snapshot = number
                 self._damaged.discard(number)
                 self._compact_at = max(_COMPACT_BYTES, 2 * len(content))
-            with self._syncing:
+            with self._syncing, self._removing:
                 self._remove_old()
 
+    def renumber(self) -> None:
+        """Go on with a number that no journal has used, and write a snapshot.
+
+        For tables that were changed without events: no other broker's journal has the same numbers then, so that each
+        replica takes a copy. Raise as `compact`.
+        """
+        with self._appending:
+            self._check()
+            drawn = secrets.randbelow(1 << _A_MS_BITS)
+            self.last = max(self.last + 1 + drawn, min(wall_ms(), _LATEST_MS) << _A_MS_BITS | drawn)
+        self.compact()
+
     def _begin_file(self) -> None:
-        """Append to a new file, unless the present one has no events."""
+        """Append to a new file, unless the present one has no events and the right name."""
         if self._torn:
             self._cut()
-        if self._length == 0:
+        if self._length == 0 and self._first == self.last + 1:
             return
         if self._first == self.last + 1:
             self.last += 1  # all events of the file are damaged: the new one must not get its name
@@ -336,6 +408,22 @@ class StateJournal:
         for path in removed:
             failpoint("state.before_removal")
             fileutil.unlink(path)
+
+    def copy(self) -> JournalCopy:
+        """Return the files from which a start gets all events so far; the caller closes it.
+
+        Raise StoreBusy or StoreFailed if they cannot be opened.
+        """
+        with self._removing, self._appending:
+            self._check()
+            if self._torn:
+                self._cut()
+            journals, snapshots = journal_files.files_in(self.folder)
+            whole = max(snapshots.keys() - self._damaged, default=0)
+            # Without a whole snapshot a start needs what can be read of all.
+            needed = [snapshots[whole]] if whole else [*snapshots.values()]
+            needed += [path for first, path in journals.items() if first >= whole]
+            return JournalCopy(needed, self.last)
 
     def clamp(self, bounds: RecoveryBounds) -> None:
         """Remove from all tables what refers to lost log. Raise as `append`."""

@@ -117,11 +117,15 @@ class CheckpointState:
         except (FileNotFoundError, *json_file.DECODE_ERRORS):
             return None
 
-    def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> CheckpointState:
-        """Return a copy with deleted topics, each given with the log's end at its deletion."""
+    def with_deletions(self, deletions: Iterable[tuple[str, int]], *, replaces: bool = False) -> CheckpointState:
+        """Return a copy with deleted topics, each given with the log's end at its deletion.
+
+        Args:
+            replaces: these ends count, also where this checkpoint has a later one.
+        """
         queues, deleted = dict(self.queues), dict(self.deleted_topics)
         for topic, log_end in effective_deletions(deletions):
-            deleted[topic] = max(log_end, deleted.get(topic, 0))
+            deleted[topic] = log_end if replaces else max(log_end, deleted.get(topic, 0))
             if log_end >= self.dispatched_to:  # Otherwise these are queues of a recreated topic.
                 queues.pop(topic, None)
         return replace(self, queues=queues, deleted_topics=deleted)

@@ -74,6 +74,7 @@ class ReplicaLog:
         """Drop the partial record, because a new connection resumes at the log's end."""
         self._rest = bytearray()
         self._wanted = 0
+        self._placement = QueueOffsetValidator()  # records that it has seen may not have been written
 
     def take(self, offset: int, content: Buffer, written: Callable[[], None]) -> None:
         """Append bytes of the master's log; see `Store.append_replicated`."""

@@ -158,7 +158,7 @@ Removal = tuple[Path, SupportsClose | None]
 
 
 class FileRemover:
-    """A thread that removes files in the order in which they are given.
+    """A thread that removes files in the order in which they are given, and then folders.
 
     Any thread may call it. The order is kept also when a removal fails (it is tried again before the next one), so that
     a crash never leaves a gap in the log: files that were not removed still exist at the next opening, and are removed
@@ -172,6 +172,8 @@ class FileRemover:
         """
         self._closing = closing
         self._waiting: deque[Removal] = deque()
+        #: Folders of deleted topics; they wait apart, because `moved` looks at each removal that waits.
+        self._folders: deque[Removal] = deque()
         #: The path that is being removed now.
         self._current: Path | None = None
         self._changed = threading.Condition()
@@ -180,18 +182,13 @@ class FileRemover:
 
     def add(self, removals: Sequence[Removal]) -> None:
         """Queue these files for removal; returns at once."""
-        if not removals:
-            return
-        with self._changed:
-            self._waiting.extend(removals)
-            if self._thread is None and not self._stopping:
-                thread = threading.Thread(target=self._run, name="raymq-remove", daemon=True)
-                with contextlib.suppress(StoreBusy):  # the next call tries again
-                    begin(thread)
-                    self._thread = thread
+        if removals:
+            with self._changed:
+                self._waiting.extend(removals)
+                self._begin()
 
     def moved(self, folder: Path, to: Path) -> None:
-        """Redirect pending removals in `folder` to `to`, where its content was moved.
+        """Redirect pending removals in `folder` to `to`, where its content was moved, and queue `to` for removal.
 
         From then on nothing is removed in `folder`, which may be recreated. The call waits for a removal that is under
         way in it.
@@ -202,7 +199,19 @@ class FileRemover:
 
         with self._changed:
             self._changed.wait_for(lambda: self._current is None or folder not in self._current.parents)
-            self._waiting = deque((now(path), file) for path, file in self._waiting)
+            redirected = [(now(path), file) for path, file in self._waiting]
+            self._waiting.clear()  # the same object: the thread removes its first entry
+            self._waiting.extend(redirected)
+            self._folders.append((to, None))
+            self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread if there is none; with `_changed` held."""
+        if self._thread is None and not self._stopping:
+            thread = threading.Thread(target=self._run, name="raymq-remove", daemon=True)
+            with contextlib.suppress(StoreBusy):  # the next call tries again
+                begin(thread)
+                self._thread = thread
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no removal is under way; return False after `timeout` seconds."""
@@ -218,6 +227,7 @@ class FileRemover:
             if file is not None:
                 file.close()
         self._waiting.clear()
+        self._folders.clear()
 
     def _run(self) -> None:
         """Remove files until none is left, or until one cannot be removed.
@@ -227,7 +237,8 @@ class FileRemover:
         going = True
         while going:
             with self._changed:
-                path, file = self._waiting[0]
+                queue = self._waiting or self._folders
+                path, file = queue[0]
                 self._current = path
             going = False
             try:
@@ -246,8 +257,8 @@ class FileRemover:
                 self._current = None
                 self._changed.notify_all()
                 if going:
-                    self._waiting.popleft()
-                going = going and bool(self._waiting)
+                    queue.popleft()
+                going = going and bool(self._waiting or self._folders)
                 if not going:
                     self._thread = None
                     self._changed.notify_all()

@@ -117,6 +117,10 @@ class DelayOffsets(JournaledTable):
             self._unflushed.append((level, offset, log_end, counts))
             self._settle()
 
+    def end_loading(self) -> None:
+        """Begin to settle commits of a replica, whose log gets what it has lost from its master."""
+        self._is_loading = False
+
     def _drop_commits(self, level: int) -> None:
         if self._unflushed:
             self._unflushed = deque(each for each in self._unflushed if each[0] != level)
@@ -145,6 +149,9 @@ class DelayOffsets(JournaledTable):
         """Drop commits behind the log's end, and limit offsets to the queues' maxima."""
         before, before_end = dict(self._offsets), self._log_end
         offsets, log_end = dict(self._settled), self._settled_log_end
+        if not bounds.has(log_end):
+            # The offsets came with a copy of another broker's journal; recovery searches all of the log for deliveries.
+            offsets, log_end = {}, 0
         for level, offset, end, counts in self._unflushed:
             if bounds.has(end):
                 offsets[level] = offset

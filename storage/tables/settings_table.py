@@ -205,13 +205,13 @@ class SettingsTable(JournaledTable, Generic[S]):
 
     def snapshot(self) -> Iterator[Fields]:
         """Return the version, the values beside the table, and an event for each setting."""
-        version = self.version
+        # All copies are of one moment: a deletion between version and table would not be counted when it is replayed.
+        version, beside, table, changes = self.version, self._beside, self._table.copy(), self._changes.copy()
         at = version.counter, version.timestamp_ms
         yield _VERSION, *at, version.state_version
-        for key, value in self._beside.items():
+        for key, value in beside.items():
             yield _BESIDE, *at, key, json_file.encode(value)
-        changes = self._changes.copy()
-        for name, setting in self._table.copy().items():
+        for name, setting in table.items():
             yield _PUT, changes.get(name, 0), version.timestamp_ms, [(name, json_file.encode(setting.to_json()))]
 
     def end_loading(self) -> None:

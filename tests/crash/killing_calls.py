@@ -88,10 +88,12 @@ class KillingCalls(FileCalls):
             super().truncate(fd, size)
 
     def fsync(self, fd: int) -> None:
-        self._note(fd)
+        with self._lock:
+            self._note(fd)
 
     def fdatasync(self, fd: int) -> None:
-        self._note(fd)
+        with self._lock:
+            self._note(fd)
 
     def rename(self, source: Path, target: Path) -> None:
         with self._change(source):

@@ -100,8 +100,11 @@ class PowerLossBroker:
         disk.close()
         self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
 
+    def _open_store(self) -> Store:
+        return Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
+
     def _open(self) -> None:
-        self.store = Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
+        self.store = self._open_store()
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         self._producers = ProducerStateJournal(self.core.producers, self.store)
         self._producers.restore()

@@ -22,22 +22,22 @@ from raymq.actors.broker.replication.replication_receiver import (
     ReplicationReceiver,
     Step,
     TruncateStream,
+    WriteEvents,
     WriteLog,
-    WriteStates,
 )
 from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
+from raymq.storage import expired_queue_offsets
 from raymq.storage.cooperative_steps import run_steps
-from raymq.storage.state import expired_queue_offsets
-from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
 from raymq.storage.store import Store
 
-#: A replica continues after at most so many HELLOs: a truncation and a snapshot come before.
+#: A replica continues after at most so many HELLOs: a truncation and a copy of the journal come before.
 _MAX_HELLOS: Final = 8
 
 
 class Master(Protocol):
-    """A master that ships its log and its state.
+    """A master that ships its log and the events of its state journal, which has a backlog.
 
     Attributes:
         verdicts: the kinds of verdicts that returning replicas got.
@@ -45,12 +45,11 @@ class Master(Protocol):
 
     epoch: int
     epochs: EpochFileCache
-    recorder: StateRecorder
     store: Store
     verdicts: list[type]
 
     def send(self) -> None:
-        """Change something while a snapshot is shipped."""
+        """Change something while a copy is shipped."""
 
 
 class ReplicationLink:
@@ -59,8 +58,9 @@ class ReplicationLink:
     def __init__(self, master: Master, stream: ReplicaStream) -> None:
         self._master, self._stream = master, stream
         self._tables_at: int | None = None
-        self._frames = 0
-        self._feeder = ReplicationSender(master.epoch, self._extent, master.recorder.after, lambda: BEGIN)
+        assert master.store.journal.backlog is not None
+        self._backlog: ReplicationBacklog = master.store.journal.backlog
+        self._feeder = ReplicationSender(master.epoch, self._extent, self._backlog.after, lambda: BEGIN)
         self._follower = ReplicationReceiver(master.epoch, stream.extent, stream.confirmed)
 
     def connect(self) -> None:
@@ -74,28 +74,28 @@ class ReplicationLink:
             verdict, answer = feeder.on_hello(read_hello(hello.body), hello.position)
             self._master.verdicts.append(type(verdict))
             if isinstance(verdict, InstallSnapshot):
-                self._take_snapshot(hello)
+                self._take_copy(hello)
                 continue
             self._do(answer)
             if isinstance(verdict, ContinueFrom):
                 return
         raise AssertionError(f"it is never told to go on: {self._master.verdicts[-_MAX_HELLOS:]}")
 
-    def _take_snapshot(self, hello: ReplicationFrame) -> None:
-        snapshot = self._master.recorder.snapshot()
+    def _take_copy(self, hello: ReplicationFrame) -> None:
+        copy = self._master.store.journal.copy()
         try:
-            self._tables_at = snapshot.sequence
+            self._tables_at = copy.sequence
             greeting = read_hello(hello.body)
             verdict, answer = self._feeder.on_hello(greeting, hello.position)
             assert isinstance(verdict, InstallSnapshot)
             self._do(answer)
             ends = run_steps(self._master.store.expired_ends(greeting.begin.offset if verdict.keeps_log else 0))
-            for part in itertools.chain(snapshot.parts(), expired_queue_offsets.parts(ends)):
+            for part in itertools.chain(copy.parts(), expired_queue_offsets.parts(ends)):
                 self._master.send()  # changes continue meanwhile
-                self._do(ReplicationFrame(FrameKind.TABLES, self._master.epoch, BEGIN, BEGIN, part))
+                self._do(ReplicationFrame(FrameKind.TABLES, self._master.epoch, BEGIN, BEGIN, part.encode()))
             self._do(ReplicationFrame(FrameKind.SNAPSHOT_END, self._master.epoch))
         finally:
-            snapshot.close()
+            copy.close()
 
     @property
     def store(self) -> Store:
@@ -118,32 +118,28 @@ class ReplicationLink:
             pass
 
     def some(self, random_: random.Random) -> None:
-        """Ship a random part of what is left."""
+        """Ship a random part of what is left; the replica indexes some of its timers."""
         for _ in range(random_.choice((0, 1, 5, 40))):
             self.step(random_.choice((200, 5_000, 20_000)))
+            if random_.random() < 0.2:
+                self._stream.timers.follow()
 
     def _extent(self) -> StreamExtent:
         master, begin = self._master, self._tables_at
-        folded = master.recorder.folded if begin is None else begin
-        end = StreamPosition(master.store.max_physical_offset, master.recorder.last)
-        return StreamExtent(master.epochs.map, StreamPosition(master.store.min_physical_offset, folded), end)
+        dropped = self._backlog.dropped if begin is None else begin
+        end = StreamPosition(master.store.max_physical_offset, master.store.journal.last)
+        return StreamExtent(master.epochs.map, StreamPosition(master.store.min_physical_offset, dropped), end)
 
     def _do(self, frame: ReplicationFrame) -> None:
         for step in self._follower.receive(frame, 0):
             self._do_one(step)
-        self._frames += 1
-        timers = self._stream.timers
-        if self._frames % 3 == 0:
-            timers.follow()
-        if self._frames % 10 == 0 and (write := timers.checkpoint()) is not None:
-            write()
 
     def _do_one(self, step: Step) -> None:
         stream = self._stream
         if isinstance(step, WriteLog):
             stream.write_log(step.offset, step.content, lambda: None)
-        elif isinstance(step, WriteStates):
-            stream.write_states(step.frames)
+        elif isinstance(step, WriteEvents):
+            stream.write_events(step.events)
         elif isinstance(step, BeginEpoch):
             stream.begin_epoch(step.entry)
         elif isinstance(step, TruncateStream):

@@ -1,9 +1,9 @@
 """A group of two whose master and replica swap roles, each keeping its directory; with its clients' expectations.
 
 A life is the time of one master: it begins its epoch at the end of its stream, may work alone for a while, and then has
-the former master as a replica. That one truncates its tail, loads a snapshot, or just continues. The master dies
-within a call, or between two, or steps down in order; the replica may die while it connects. The steps are those of
-real brokers (`ReplicationSender`, `ReplicationReceiver`, `ReplicaStream`), without connections.
+the former master as a replica. That one truncates its tail, takes a copy of the journal, or just continues. The master
+dies within a call, or between two, or steps down in order; the replica may die while it connects. The steps are those
+of real brokers (`ReplicationSender`, `ReplicationReceiver`, `ReplicaStream`), without connections.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state import recording_file_calls
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
 from tests.crash.power_loss_broker import PowerLossBroker
 from tests.crash.replication_link import ReplicationLink
 from tests.state_journals import wait_for_compaction
-from tests.state_shipping import state_of
+from tests.state_shipping import content_of, state_of
 from tests.store_replication import log_content
 
 #: Each life uses one of these.
@@ -39,7 +37,7 @@ class SwappingBroker(PowerLossBroker):
     Attributes:
         verdicts: the kinds of verdicts that returning replicas got.
         kills: how many processes were killed within an operation.
-        compared: how often a replica's files were compared with its master's, and were equal.
+        compared: how often a replica's files and tables were compared with its master's, and were equal.
     """
 
     def __init__(self, root: Path, random_: random.Random, *, sync: bool) -> None:
@@ -50,8 +48,10 @@ class SwappingBroker(PowerLossBroker):
         self.epoch = 0
         self._directories = root / "a", root / "b"
         self._calls = KillingCalls()
-        #: By directory number: the stream or recorder that stays open in this process.
-        self._left: dict[int, ReplicaStream | StateRecorder] = {}
+        #: By directory number: what stays of a process that lives on, as a replica or as the master before.
+        self._left: dict[int, ReplicaStream | ReplicationBacklog] = {}
+        #: The replica that becomes the master.
+        self._elected: ReplicaStream | None = None
         self._line: ReplicationLink | None = None
 
     def live(self, works: int) -> None:
@@ -96,9 +96,6 @@ class SwappingBroker(PowerLossBroker):
         for each in self._left.values():
             if isinstance(each, ReplicaStream):
                 _abandon_stream(each)
-                each.states.close()
-            else:
-                each.stop()
 
     def _begin_office(self, master: int) -> None:
         if self._random.random() < 0.3:
@@ -106,17 +103,19 @@ class SwappingBroker(PowerLossBroker):
         former = self._left.get(master)
         if isinstance(former, ReplicaStream) and self._random.random() < 0.4:  # its process was replaced
             _abandon_stream(former)
-            former.states.close()
             del self._left[master]
-        stream = self._stream_of(master)
-        end = stream.end
-        self.recorder = stream.stop_following(lambda: None)
-        self.recorder.log_end = lambda: end.offset
-        self.epochs = stream.begin_epoch_at(end, self.epoch)
+        self._elected = stream = self._stream_of(master)
+        self.epochs = stream.begin_epoch_at(stream.end, self.epoch)
         self.directory, self._line = self._directories[master], None
         self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
         self._open()
-        self.recorder.log_end = lambda: self.store.max_physical_offset
+
+    def _open_store(self) -> Store:
+        assert self._elected is not None
+        store, self._elected = self._elected.lead(memory_lost=False), None
+        store.confirmed.advance(1 << 62)  # the test's clients read at once what they have sent
+        store._writer._now_ms = lambda: int(self.clock.now * 1000)
+        return store
 
     def _connected(self, number: int) -> ReplicaStream:
         """Connect the other directory as a replica, and ship everything to it."""
@@ -130,10 +129,6 @@ class SwappingBroker(PowerLossBroker):
             except Killed:
                 if stream is not None:
                     _abandon_stream(stream)
-                    with suppress(Killed):
-                        stream.states.close()
-                elif (recorder := recording_file_calls.current_recorder(self._directories[number])) is not None:
-                    recording_file_calls.uninstall_recorder(recorder)
                 self._be_killed(number)
             else:
                 self._line = line
@@ -144,8 +139,7 @@ class SwappingBroker(PowerLossBroker):
         if isinstance(former, ReplicaStream):
             return former
         directory.mkdir(exist_ok=True)
-        states = StateReplica(directory, predecessor=former)
-        return ReplicaStream.open(directory, self.config, ReplicaFile(directory), states)
+        return ReplicaStream.open(directory, self.config, ReplicaFile(directory), former)
 
     def _end_office(self, master: int, *, is_killed: bool) -> None:
         assert self._line is not None
@@ -156,14 +150,11 @@ class SwappingBroker(PowerLossBroker):
             self._compare_sometimes(0.3)
         self._line.some(self._random)
         if not is_killed and self._random.random() < 0.4:
-            self._producers.close()
             self.core.timers.close()
             self.store.close()
-            self._left[master] = self.recorder
+            assert self.store.journal.backlog is not None
+            self._left[master] = self.store.journal.backlog
             return
-        with suppress(Killed):
-            self.recorder.stop()
-        self._producers.close()
         self.core.timers.log.close()
         _abandon(self.store)
         if is_killed:
@@ -181,7 +172,7 @@ class SwappingBroker(PowerLossBroker):
             for store in (self.store, self._line.store):
                 store.wait_for_removals()
             first, second = (state_of(directory) for directory in self._directories)
-            assert first == second
+            assert first == second == content_of(self._line.store.tables)
             logs = [log_content(directory) for directory in self._directories]
             assert logs[0] == logs[1]
             assert due_times(self.store) == due_times(self._line.store)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,10 @@ from raymq.cluster import backup_store, list_backups, restore_store, verify_back
 from raymq.storage.backup.backup_writer import BackupReport
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import BackupFailed, InvalidInput
-from raymq.storage.failpoints import NAMES, arm
+from raymq.storage.failpoints import NAMES
 from raymq.storage.store import Store
 from tests.broker_process import BrokerProcess
+from tests.crash.killed_call import run_killed
 from tests.polling import poll_until
 from tests.store_records import bodies
 
@@ -36,18 +36,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
             admin.create_topic("t", queues=1)
         yield process, directory / "broker-a", mq
     process.stop()
-
-
-def run_killed(failpoint: str, call: Callable[[], object]) -> int:
-    """Return the exit code of a process that makes this call."""
-    child = os.fork()
-    if not child:
-        try:
-            arm(failpoint)
-            call()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def send(mq: Connection, *texts: str) -> None:

@@ -19,8 +19,8 @@ from tests.unit.storage.journal.test_format_2 import CONFIG, content_of, former_
 pytestmark = pytest.mark.crash
 
 STEPS = [
-    *("format.before_last_event", "format.before_removal", "format.before_removal:4", "format.before_removal:8"),
-    *(f"state.after_write:{count}" for count in range(1, 8)),
+    *("format.before_snapshot", "state.before_snapshot", "state.after_snapshot"),
+    *(f"format.before_removal:{count}" for count in (1, 4, 8)),
     *("open.before_recovery", "open.before_checkpoint"),
 ]
 

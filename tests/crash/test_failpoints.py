@@ -17,6 +17,7 @@ from raymq.storage.files import json_file
 from raymq.storage.store import Store
 from tests import fork_server
 from tests.crash.failpoint_writer import CONFIG, main
+from tests.crash.killed_call import run_killed
 
 pytestmark = pytest.mark.crash
 
@@ -39,7 +40,7 @@ OTHER_POINTS = ("cleanup.before_remove",)
 #: Failpoints of JSON files with a spare copy: a broker has one beside its store, a name server three.
 JSON_FILE_POINTS = ("settings.before_backup", "settings.before_replace")
 #: unit/storage/journal/test_format_1.py and test_format_2.py kill at these: only former formats lead to them.
-FORMER_FORMAT_POINTS = ("format.before_last_event", "format.before_snapshot", "format.before_removal")
+FORMER_FORMAT_POINTS = ("format.before_snapshot", "format.before_removal")
 #: test_commit_kill.py kills at these.
 STAGED_WRITE_POINTS = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
 #: unit/actors/test_staged_folders.py kills at these: only a directory of format 2 leads to them.
@@ -50,8 +51,8 @@ KEEPER_POINTS = tuple(name for name in NAMES if name.startswith("keeper."))
 REPLICA_POINTS = tuple(name for name in NAMES if name.startswith(("follow.", "truncation.")))
 #: test_backup_kill.py kills at these.
 BACKUP_POINTS = tuple(name for name in NAMES if name.startswith(("backup.", "restore.")))
-#: test_killed_replicas.py kills at these.
-ROLE_POINTS = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "leader.")))
+#: test_killed_replicas.py kills at these; test_copy_kill.py at the ones of copies.
+ROLE_POINTS = tuple(name for name in NAMES if name.startswith(("claim.", "copy.", "wipe.", "leader.")))
 POINTS_OF_OTHER_FILES = (
     RECOVERY_POINTS
     + RETENTION_POINTS
@@ -196,14 +197,7 @@ def test_json_file_survives_kill_while_it_is_saved(tmp_path: Path, failpoint: st
     path = tmp_path / "broker.json"
     for number in range(2):
         json_file.save(path, {"number": number}, dict)
-    child = os.fork()
-    if not child:
-        try:
-            arm(failpoint)
-            json_file.save(path, {"number": 2}, dict)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert run_killed(failpoint, lambda: json_file.save(path, {"number": 2}, dict)) == -signal.SIGKILL
     assert json_file.load(path) == {"number": 1}
     path.unlink()
     assert json_file.load(path) == {"number": 1 if failpoint == "settings.before_replace" else 0}

@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a claim, a truncation, a snapshot and a promotion, in groups of whole processes.
+"""SIGKILL at each step of a claim, a truncation, a copy of the state and a promotion, in groups of whole processes.
 
 After each kill no acknowledged message is lost, the group serves again, and the replica returns by itself.
 """
@@ -6,7 +6,6 @@ After each kill no acknowledged message is lost, the group serves again, and the
 from __future__ import annotations
 
 import shutil
-import struct
 from collections.abc import Iterator
 from itertools import count
 
@@ -18,6 +17,8 @@ from raymq.actors.keeper.keeper_messages import Ballot
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.commands.append_commands import read_append_answer
 from raymq.storage.failpoints import NAMES
+from raymq.storage.journal.journal_files import snapshot_path
+from raymq.storage.store_paths import StorePaths
 from tests.polling import poll_until
 from tests.replica_clients import Clients, are_alike, expire_beginning, records, request_replica
 from tests.replica_group import ReplicaGroup
@@ -35,6 +36,7 @@ ALWAYS_RUN = (
     "truncation.before_done",
     "leader.before_epoch",
     "leader.before_open",
+    "leader.before_tables",
     "leader.before_serving",
 )
 
@@ -162,19 +164,16 @@ def test_former_master_killed_in_truncation_rejoins(
     assert b"tail" not in b"".join(log_content(group.directory(1)).values())
 
 
-def kill_within_state_change(group: ReplicaGroup, number: int) -> None:
-    """Leave the state as after a death within a change: the next start takes a snapshot."""
+def kill_and_lose_state(group: ReplicaGroup, number: int) -> None:
+    """Kill a replica, and let its newest events be damaged: the next start takes a copy of its master's journal."""
     group.kill(number)
-    with (group.directory(number) / "raymq" / "state_sequence").open("r+b") as file:
-        (begun,) = struct.unpack("<q", file.read(8))
-        file.seek(0)
-        file.write(struct.pack("<q", begun + 1))
+    snapshot_path(StorePaths(group.directory(number)).state_journal, 1 << 20).write_bytes(b"damaged")
 
 
 @pytest.mark.long
-def test_replica_killed_in_snapshot_rejoins(group: ReplicaGroup, sent: AcknowledgedMessages) -> None:
-    for failpoint in failpoints_of("snapshot"):
-        kill_within_state_change(group, 2)
+def test_replica_killed_in_copy_rejoins(group: ReplicaGroup, sent: AcknowledgedMessages) -> None:
+    for failpoint in failpoints_of("copy"):
+        kill_and_lose_state(group, 2)
         group.start_until_crash(2, failpoint)
         rejoin(group, 2, sent)
     assert group.elect(2) == 2
@@ -202,14 +201,15 @@ def test_empty_replica_killed_in_log_wipe_rejoins(group: ReplicaGroup, clients: 
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
-@pytest.mark.parametrize(
-    "failpoint", with_soak_marks(*failpoints_of("leader"), "open.before_recovery", "open.before_checkpoint")
-)
+@pytest.mark.parametrize("failpoint", with_soak_marks(*failpoints_of("leader")))
 @pytest.mark.long
 def test_master_killed_in_promotion_is_replaced_and_rejoins(
     group: ReplicaGroup, sent: AcknowledgedMessages, failpoint: str
 ) -> None:
-    """Another replica replaces it; later it is elected again, as the only replica left."""
+    """Another replica replaces it; later it is elected again, as the only replica left.
+
+    test_promotion_kill.py kills it at each change of its files.
+    """
     group.tell(2, f"kill failpoint {failpoint}")
     group.kill(1)
     group.elect_without_wait(2)

@@ -1,4 +1,4 @@
-"""Test that a master with a failed or hanging disk steps down for an in-sync replica, and stays master without one."""
+"""Test that a group goes on when the disk of its master or a replica fails or hangs."""
 
 from __future__ import annotations
 
@@ -106,3 +106,21 @@ def test_only_in_sync_replica_stays_master_with_failed_disk(group: ReplicaGroup)
         poll_until(lambda: not sending.send_one(), 60, "the disk has failed")
         assert read_bodies(consumer) >= sending.acknowledged
         assert (group.state.master, group.state.epoch) == (1, epoch)
+
+
+@pytest.mark.parametrize("group", [{"flush": "async"}], indirect=True)
+def test_replica_with_hanging_disk_answers_after_a_deletion(group: ReplicaGroup) -> None:
+    # The first message of a deleted topic waited on the event loop until the deletion was on disk.
+    mq = Connection([group.name_server])
+    with contextlib.closing(mq):
+        producer = Producer(mq, "p")
+        producer.send(Message("t", b"1"))
+        group.await_end(2, 1)
+        group.disk(2, "hang")
+        Admin(mq).delete_topic("t")
+        assert producer.send(Message("t", b"2")).status is SendStatus.SEND_OK
+        group.await_in_sync(1)
+        assert group.status(2).end <= group.status(1).end
+        group.disk(2, "fine")
+        group.await_in_sync(1, 2, timeout=40.0)
+        group.await_end(2, 1)

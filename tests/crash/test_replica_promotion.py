@@ -1,6 +1,6 @@
-"""Test that a replica with any prefix of its master's changes becomes master by an ordinary start.
+"""Test that a replica with any prefix of its master's log and events becomes master without losing any of it.
 
-See succeeded_broker.py.
+See failover_broker.py.
 """
 
 from __future__ import annotations

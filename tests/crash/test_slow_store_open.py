@@ -1,4 +1,4 @@
-"""Test that a master with a slow store open answers meanwhile, keeps its lease, and can step down."""
+"""Test that a replica that takes long to become master answers meanwhile, keeps its lease, and can step down."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LEASE_SECONDS = 2.0
 
 
 def hold_open(group: ReplicaGroup, number: int) -> None:
-    """Kill the master, and let this replica, its successor, hold its store's open until `release`."""
-    group.tell(number, "hold failpoint open.before_recovery")
+    """Kill the master, and let this replica, its successor, wait before it takes over the tables until `release`."""
+    group.tell(number, "hold failpoint leader.before_tables")
     group.kill(1)
     group.elect_without_wait(number)
     group.await_hold(number)
@@ -98,7 +98,7 @@ def test_coordinator_waits_for_only_in_sync_replica(group: ReplicaGroup, clients
     group.stop(2)
     group.start(2)
     group.await_claimed(2)
-    group.tell(2, "hold failpoint open.before_recovery")
+    group.tell(2, "hold failpoint leader.before_tables")
     coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
     try:
         group.await_hold(2)

@@ -16,17 +16,15 @@ import pytest
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
 from raymq.storage.journal import state_journal
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.timers import timer_log
+from tests import fork_server
 from tests.crash import state_follower
 from tests.crash.power_loss_broker import CONFIG
 from tests.crash.state_follower import Recording
-from tests.fork_server import Program
 from tests.state_journals import wait_for_compaction
-from tests.state_shipping import StateShipper, state_of, take_snapshot
+from tests.state_shipping import StateShipper, copy_state, keep_events, state_of
 from tests.unit.actors.bench import encoded
 
 pytestmark = pytest.mark.crash
@@ -48,9 +46,7 @@ class RandomMaster:
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.random = random.Random(seed)
-        self.recorder = StateRecorder.begin(directory, log_end=lambda: 0)
-        self.store = Store.open(directory, CONFIG)
-        self.recorder.log_end = lambda: self.store.max_physical_offset
+        self.store = keep_events(Store.open(directory, CONFIG))
         self.core = BrokerCore("broker-a", self.store)
         self.core.topics.create("t", 2)
         self.store.sync_state()
@@ -58,7 +54,7 @@ class RandomMaster:
         self.number = 0
 
     def moment(self) -> StateAt:
-        return StateAt(self.recorder.last, self.store.max_physical_offset, broker_state(self.store, self.core))
+        return StateAt(self.store.journal.last, self.store.max_physical_offset, broker_state(self.store, self.core))
 
     def work(self) -> None:
         """Perform one operation."""
@@ -67,8 +63,10 @@ class RandomMaster:
         self.moments.append(self.moment())
 
     def send(self) -> None:
-        records, sizes = encoded(*[Message("t", b"%d" % self.number)] * self.random.choice((1, 5)))
-        self.core.append("t", 0, memoryview(records), sizes)
+        name = f"topic{self.random.randrange(6)}"
+        topic = name if name in self.core.topics else "t"
+        records, sizes = encoded(*[Message(topic, b"%d" % self.number)] * self.random.choice((1, 5)))
+        self.core.append(topic, 0, memoryview(records), sizes)
 
     def timer(self) -> None:
         records, sizes = encoded(Message("t", b"%d" % self.number, deliver_at=time.time() + 100_000))
@@ -115,7 +113,6 @@ class RandomMaster:
         self.core.timers.close()
         wait_for_compaction(self.store)
         self.store.close()
-        self.recorder.stop()
 
 
 def broker_state(store: Store, core: BrokerCore) -> dict[str, Any]:
@@ -132,6 +129,15 @@ def broker_state(store: Store, core: BrokerCore) -> dict[str, Any]:
     return found
 
 
+def opened_master(directory: Path, *, is_running: bool, memory_lost: bool = False) -> Store:
+    """Open a replica's directory as a master: by an ordinary start, or by a promotion of a running replica."""
+    store = Store.open(directory, CONFIG, is_replica=is_running)
+    if is_running:
+        store.follow()
+        store.become_leader(memory_lost=memory_lost)
+    return store
+
+
 @pytest.fixture(autouse=True)
 def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 800)
@@ -142,74 +148,67 @@ def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_stream_prefix_has_state_of_that_moment(tmp_path: Path, seed: int) -> None:
     worker = RandomMaster(tmp_path / "master", seed)
-    replica = StateReplica(tmp_path / "replica")
-    take_snapshot(worker.recorder, replica)
-    for _ in range(60):
+    copy_state(worker.store, tmp_path / "replica")
+    for _ in range(120):
         worker.work()
     follower = Store.open(tmp_path / "replica", CONFIG, is_replica=True)
-    shipping = StateShipper(worker.store, worker.recorder, follower, replica)
+    shipping = StateShipper(worker.store, follower)
     moments, number = worker.moments, 0
-    while shipping.step(most_changes=1):
+    while shipping.step(most_bytes=300, most_events=1):
         number += 1
         if number % 3:
             continue
         done = [
             at
             for at, moment in enumerate(moments)
-            if moment.sequence <= replica.last and moment.log_end <= follower.max_physical_offset
+            if moment.sequence <= follower.journal.last and moment.log_end <= follower.max_physical_offset
         ]
         if not done:
             continue
         before, after = moments[done[-1]], moments[min(done[-1] + 1, len(moments) - 1)]
         probe = tmp_path / "probe"
+        follower.wait_for_removals()
         shutil.copytree(tmp_path / "replica", probe)
-        with Store.open(probe, CONFIG) as store:
+        with opened_master(probe, is_running=number % 2 == 0) as store:
             core = BrokerCore("broker-a", store)
             found = broker_state(store, core)
             for name in before.facts.keys() | after.facts.keys() | found.keys():
                 allowed = [moment.facts.get(name) for moment in (before, after)]
-                assert found.get(name) in allowed, f"{name} after {replica.last}"
+                assert found.get(name) in allowed, f"{name} after {follower.journal.last}"
             core.timers.close()
         shutil.rmtree(probe)
     assert number > 100
+    worker.core.timers.close()
+    shipping.all()
     worker.close()
+    assert follower.journal.last == worker.store.journal.last
     follower.close()
-    shipping_of_the_rest = worker.recorder.after(replica.last)
-    replica.apply(shipping_of_the_rest)
-    replica.close()
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_repeatedly_killed_replica_reaches_master_state(tmp_path: Path, seed: int) -> None:
     worker = RandomMaster(tmp_path / "master", seed)
-    recording = Recording(worker.store, worker.recorder)
-    for _ in range(80):
+    recording = Recording(worker.store)
+    for _ in range(200):
         worker.work()
         recording.record()
     worker.close()
     recording.record()
     recording.save(tmp_path / "stream")
     random_ = random.Random(seed)
-    kills, snapshots = 0, 0
-    for _ in range(60):
-        arguments = [str(PROGRAM), str(tmp_path / "replica"), str(tmp_path / "stream")]
-        program = Program(arguments, stdout=subprocess.PIPE)
-        assert program.stdout is not None
-        wanted = random_.choice((1, 2, 5, 20, 50, 100))
-        for line in program.stdout:
-            snapshots += line == b"snapshot\n"
-            wanted -= 1
-            if not wanted:
-                program.send_signal(signal.SIGKILL)
-                break
-        program.stdout.close()
-        if program.wait(60) == 0:
-            break
-        assert program.returncode == -signal.SIGKILL
-        kills += 1
+    kills, copies, is_following = 0, 0, False
+    for pieces in (*random_.choices((1, 2, 5, 20, 50), k=20), 0):
+        arguments = [str(PROGRAM), str(tmp_path / "replica"), str(tmp_path / "stream"), str(pieces)]
+        done = fork_server.run(arguments, stdout=subprocess.PIPE, timeout=60)
+        lines = done.stdout.splitlines()
+        copies += b"copy" in lines
+        assert not (is_following and b"copy" in lines), "a kill costs no event"
+        is_following |= b"event" in lines
+        assert done.returncode in (0, -signal.SIGKILL)
+        kills += done.returncode != 0
     assert kills >= 3
-    assert snapshots >= 1
+    assert copies >= 1
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
     with Store.open(tmp_path / "replica", CONFIG) as store, Store.open(tmp_path / "master", CONFIG) as master:
         assert broker_state(store, BrokerCore("broker-a", store)) == broker_state(

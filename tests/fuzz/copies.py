@@ -6,15 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.replica_stream import ReplicaStream
+from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
 from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
 from raymq.storage.config import StoreConfig
-from raymq.storage.state import recording_file_calls
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
+from raymq.storage.errors import StoreError
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed
 from tests.fuzz.histories import History
+
+#: A position behind any log.
+_EVERYTHING = 1 << 60
 
 
 class Copy:
@@ -24,7 +26,6 @@ class Copy:
         history: the expected content of its queues.
         stream: open while the copy is a replica.
         store: open while the copy is the master.
-        recorder: the master's; its numbers continue if the same process becomes a replica.
     """
 
     def __init__(self, directory: Path, config: StoreConfig) -> None:
@@ -34,64 +35,63 @@ class Copy:
         self.history = History()
         self.stream: ReplicaStream | None = None
         self.store: Store | None = None
-        self.recorder: StateRecorder | None = None
+        #: The metadata while the process lives.
+        self._metadata: ReplicaFile | None = None
+        #: The events that the process had in memory as master.
+        self._backlog: ReplicationBacklog | None = None
 
     def follow(self) -> ReplicaStream:
-        """Return the replica's stream, opened by another process unless it is open."""
+        """Return the replica's stream, opened by another process unless one lives."""
         if self.stream is None:
-            former, self.recorder = self.recorder, None
-            states = StateReplica(self.directory, predecessor=former)
-            try:
-                self.stream = self._opened(states)
-            except BaseException:
-                with suppress(Killed):
-                    states.close()
-                raise
+            if self._metadata is None:
+                self._metadata = ReplicaFile(self.directory)
+                record_start(self._metadata, flushes=False)
+            backlog, self._backlog = self._backlog, None
+            self.stream = ReplicaStream.open(self.directory, self._config, self._metadata, backlog)
         return self.stream
 
-    def reopen(self) -> None:
-        """Open the store again in the same process, as after `DeletionRolledBack`."""
-        assert self.stream is not None
-        self.stream.store.close()
-        self.stream = self._opened(self.stream.states)
-
-    def lead(self, epoch: int) -> tuple[Store, StateRecorder, EpochFileCache]:
-        """Become the master."""
-        stream = self.follow()
-        end = stream.end
-        self.stream, recorder = None, stream.stop_following(lambda: None)
-        self.recorder = recorder
-        recorder.log_end = lambda: end.offset
-        epochs = stream.begin_epoch_at(end._replace(sequence=recorder.last), epoch)
-        store = self.store = Store.open(self.directory, self._config)
-        recorder.log_end = lambda: store.max_physical_offset
+    def lead(self, epoch: int) -> tuple[Store, EpochFileCache]:
+        """Become the master, as `ReplicaProcess` does; after a StoreError the copy is a replica again."""
+        stream, metadata = self.follow(), self._metadata
+        assert metadata is not None
+        end, store = stream.end, stream.store
+        memory_lost = metadata.now.memory_lost
+        metadata.change(fenced=epoch, tail_lost=False)
+        try:
+            epochs = stream.begin_epoch_at(end, epoch)
+            stream.lead(memory_lost=memory_lost)
+            store.confirmed.advance(_EVERYTHING)
+            metadata.change(memory_lost=False)
+        except StoreError:
+            self.stream, self._backlog = None, store.journal.backlog
+            stream.abandon()
+            raise
         assert store.max_physical_offset == end.offset
-        return store, recorder, epochs
+        self.stream, self.store = None, store
+        return store, epochs
+
+    def reopen(self) -> None:
+        """Open the replica's store again in the same process, after an error that has broken it."""
+        assert self.stream is not None
+        stream, self.stream = self.stream, None
+        stream.abandon()
 
     def resign(self) -> None:
         """Step down as master; the process lives on."""
         assert self.store is not None
         store, self.store = self.store, None
         store.close()
+        self._backlog = store.journal.backlog
 
     def kill(self) -> None:
         """End the process in any role."""
-        (stream, self.stream), (store, self.store) = (self.stream, None), (self.store, None)
+        stream, store = self.stream, self.store
+        self.stream = self.store = self._metadata = self._backlog = None
         if stream is not None:
+            stream.timers.close()
             _abandon(stream.store)
-            with suppress(Killed):
-                stream.states.close()
         if store is not None:
             _abandon(store)
-        recorder, self.recorder = self.recorder, None
-        if recorder is not None:
-            with suppress(Killed):
-                recorder.stop()
-        elif (left := recording_file_calls.current_recorder(self.directory)) is not None:
-            recording_file_calls.uninstall_recorder(left)
-
-    def _opened(self, states: StateReplica) -> ReplicaStream:
-        return ReplicaStream.open(self.directory, self._config, ReplicaFile(self.directory), states)
 
 
 def _abandon(store: Store) -> None:

@@ -26,6 +26,7 @@ import pytest
 from raymq.storage import checkpointer, emergency_cleaner, store_parts
 from raymq.storage.backup.backup_restore import restore
 from raymq.storage.backup.backup_source import StoppedDirectory
+from raymq.storage.backup.backup_state import BackupState
 from raymq.storage.backup.backup_target import FolderTarget
 from raymq.storage.backup.backup_writer import create_backup
 from raymq.storage.directory_format import read_format
@@ -33,7 +34,6 @@ from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.journal import state_journal
 from raymq.storage.log.retention import DiskUsage as DiskSpace
-from raymq.storage.state.backup_snapshot import BackupSnapshot
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import read_broker_identity
 from raymq.storage.tables.topic_config import TopicConfig
@@ -59,15 +59,15 @@ class LiveSource:
         self.directory = directory
         self.broker = read_broker_identity(directory / "raymq" / "broker.json")
         self.format = read_format(directory)
-        self.frozen = BackupSnapshot(directory, lambda: store.max_physical_offset)
-        self.log_begin, self.log_end = store.min_physical_offset, self.frozen.log_end
+        self.state = BackupState(directory, store.journal.copy(), store.max_physical_offset)
+        self.log_begin, self.log_end = store.min_physical_offset, self.state.log_end
         self.file_bytes = CONFIG.commitlog_file_bytes
-        self.state_bytes = self.frozen.total_bytes
+        self.state_bytes = self.state.total_bytes
         self._hold, self._work = hold, work
         hold(self.log_begin)
 
     def parts(self) -> Iterator[bytes]:
-        for part in self.frozen.parts():
+        for part in self.state.parts():
             yield part
             self._work()
 
@@ -311,7 +311,7 @@ class StoreFuzz:
             keep = self._random.choice((None, 4))
             create_backup(source, self._target, name=name, now_ms=lambda: self._now_ms, keep=keep)
         finally:
-            source.frozen.close()
+            source.state.close()
             self._held = None
         kept = set(self._target.names())
         self._backups = [each for each in self._backups if each[0] in kept] + [(name, known)]

@@ -59,7 +59,6 @@ PACKAGES = [
     "storage.journal",
     "storage.log",
     "storage.records",
-    "storage.state",
     "storage.tables",
     "storage.timers",
 ]  # fmt: skip

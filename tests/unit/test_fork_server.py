@@ -83,8 +83,8 @@ def test_parallel_programs_do_not_share_pipes() -> None:
 
 
 def test_failpoint_in_the_environment_kills_the_program() -> None:
-    code = "from raymq.storage import failpoints; failpoints.failpoint('leader.before_close')"
-    for name, expected in (("leader.before_close:1", -signal.SIGKILL), ("", 0)):
+    code = "from raymq.storage import failpoints; failpoints.failpoint('leader.before_epoch')"
+    for name, expected in (("leader.before_epoch:1", -signal.SIGKILL), ("", 0)):
         environment = {**os.environ, "RAYMQ_FAILPOINT": name}
         assert fork_server.run(["-c", code], env=environment, timeout=60).returncode == expected
 

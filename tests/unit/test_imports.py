@@ -51,11 +51,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.records": ("storage.errors", "storage.failpoints"),
     "storage.files": ("storage.errors", "storage.failpoints"),
     "storage.timers": ("storage.errors", "storage.failpoints", "storage.files"),
-    "storage.state": (
-        *(*_PURE, "storage.files", "storage.journal", "storage.log.checkpoint"),
-        "storage.tables.deleted_topics",
-        "storage.tables.delay_level_history",
-    ),
     "storage.journal": (*_PURE, "storage.files"),
     "storage.tables": (*_PURE, "storage.files", "storage.records", "storage.journal"),
     "storage.log": (*_PURE, "storage.files", "storage.records"),
@@ -66,7 +61,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     # Decisions only: the broker around this package moves bytes and calls keepers.
     "actors.broker.replication": (
         *(*_SHARED, "actors.keeper", "storage.errors", "storage.files", "storage.records.crc"),
-        *("storage.tables.leader_epoch_checkpoint", "storage.state.state_changes"),
+        *("storage.tables.leader_epoch_checkpoint", "storage.journal.journal_event"),
     ),
     "actors.broker.core": (*_SHARED, "actors.filter", "storage"),
     "actors.broker": (

@@ -1,4 +1,4 @@
-"""Track the one backup in progress: a state snapshot and a log lease.
+"""Track the one backup in progress: a copy of the state and a log lease.
 
 The module has no sockets and an injected clock.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.actors.errors import InvalidInput
+from raymq.storage.backup.backup_state import BackupState
 from raymq.storage.errors import BackupFailed
 from raymq.storage.log.retention import FORCED_RATIO, DiskUsage
-from raymq.storage.state.backup_snapshot import BackupSnapshot
 from raymq.storage.store import Store
 
 #: A backup that is not renewed for this long has ended.
@@ -30,7 +30,7 @@ class BackupLease:
     """
 
     id: str
-    frozen: BackupSnapshot
+    state: BackupState
     log_begin: int
     log_from: int
     expires_at: float
@@ -49,20 +49,21 @@ class BackupLeases:
         self._lease: BackupLease | None = None
 
     def begin(self) -> BackupLease:
-        """Snapshot the current state, and retain the log for a new backup.
+        """Copy the current state, and retain the log for a new backup.
 
         Raises:
-            BackupFailed: another backup is under way. StoreBusy, StoreFailed: as `BackupSnapshot`.
+            BackupFailed: another backup is under way. StoreBusy, StoreFailed: as `BackupState`.
         """
         if self.retained_from() is not None:
             raise BackupFailed(
                 "another backup of this broker is under way",
                 remedy=f"wait until it ends; the lease of a killed backup ends after at most {LEASE_SECONDS:.0f} s",
             )
-        frozen = BackupSnapshot(self._store.directory, lambda: self._store.max_physical_offset)
+        store = self._store
+        state = BackupState(store.directory, store.journal.copy(), store.max_physical_offset)
         begin = self._store.min_physical_offset
         expires_at = self._clock() + LEASE_SECONDS
-        self._lease = BackupLease(secrets.token_hex(16), frozen, begin, begin, expires_at, frozen.parts())
+        self._lease = BackupLease(secrets.token_hex(16), state, begin, begin, expires_at, state.parts())
         return self._lease
 
     def renew(self, lease: str, log_from: int | None = None) -> BackupLease:
@@ -86,7 +87,7 @@ class BackupLeases:
         It may be called again.
         """
         if self._lease is not None and lease in (None, self._lease.id):
-            self._lease.frozen.close()
+            self._lease.state.close()
             self._lease = None
 
     def retained_from(self) -> int | None:

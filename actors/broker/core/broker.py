@@ -136,7 +136,7 @@ class BrokerCore:
         #: wakes the parked fetches as soon as they can read these messages.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _ignore_arrivals
         #: The messages of which no copy could be made.
-        self.set_aside = QuarantineFile(store.directory / "raymq" / "set_aside.jsonl")
+        self.set_aside = store.tables.quarantined
         self.admission = Admission(monotonic, limits)
         self._monotonic = monotonic
         copying = Republisher(store, self._append, self.set_aside, clock)
@@ -151,7 +151,7 @@ class BrokerCore:
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
         self.topics = TopicManager(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
-        self.counted_time = UptimeClock(store.directory, elapsed)
+        self.counted_time = UptimeClock(store.tables.counted_time, elapsed)
         self.writes = TransactionCoordinator(store.tables.writes, self.counted_time)
         self.homes = CoordinatorDirectory(name, store.tables.coordinators, store.tables.known_brokers)
         self.stream_plans = store.tables.stream_plans

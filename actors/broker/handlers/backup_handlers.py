@@ -33,9 +33,9 @@ def handlers(context: BrokerContext) -> Commands:
             "port": int(status.address.rpartition(":")[2]),
             "epoch": status.epoch,
             "log_begin": lease.log_begin,
-            "log_end": lease.frozen.log_end,
+            "log_end": lease.state.log_end,
             "file_bytes": store.config.commitlog_file_bytes,
-            "state_bytes": lease.frozen.total_bytes,
+            "state_bytes": lease.state.total_bytes,
         }
         return request.response(ResponseCode.SUCCESS, fields)
 

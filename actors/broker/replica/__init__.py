@@ -5,7 +5,7 @@ The keepers' register decides the role.
 What is in it, in the order to read it:
     replica_process: the state of such a process. service: its roles and the change between them.
     replica_claimer: its claim. broker_sockets: its sockets. replica_file: its persistent metadata.
-    tracked_executor: tracks calls that may outlive a leadership. follower_tasks: periodic tasks of a replica.
+    follower_tasks: periodic tasks of a replica.
     replica_stream: a replica's part of the stream, on disk. replica_connection: its connection to the master.
     leadership: the broker as master: lease, in-sync set, high watermark. pending_acks: requests that wait for it.
     leader_guard: refuses commands, or delays answers until their changes are confirmed.

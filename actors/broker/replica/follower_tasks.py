@@ -33,7 +33,7 @@ class FollowerTasks:
         """Bring changed state to disk."""
         stream = self._member.stream
         if stream is not None:
-            await asyncio.to_thread(stream.states.sync)
+            await asyncio.to_thread(stream.store.sync_state)
 
     async def index_timers(self) -> float | None:
         """Bring the timer log closer to the log's end by one step; return the pause before the next one."""

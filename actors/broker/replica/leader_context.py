@@ -12,9 +12,11 @@ from raymq.actors.broker.handlers.broker_command import Commands
 from raymq.actors.broker.replica.broker_sockets import BrokerSockets
 from raymq.actors.broker.replica.leader_guard import guarded_handlers
 from raymq.actors.broker.replica.leadership import Leadership
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replica.replicated_context import ReplicatedContext
 from raymq.actors.wire.server_connection import Handler
 from raymq.storage.failpoints import failpoint
+from raymq.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,26 @@ class LeaderContext:
         listening: the process's sockets, on which clients are refused until the service takes over.
         handlers: of the requests that are answered in every role.
         replication_address: where replicas connect.
+        stream: that of the elected replica.
+        memory_lost: its machine or those of all replicas may have lost what was not synced.
     """
 
     leadership: Leadership
     listening: BrokerSockets
     handlers: Mapping[int, Handler]
     replication_address: str
+    stream: ReplicaStream
+    memory_lost: bool
+
+    def lead(self) -> Store:
+        """Make the replica's store the master's, and return it. Any thread.
+
+        Raise StoreFull or StoreFailed if that is not possible now.
+        """
+        failpoint("leader.before_tables")
+        store = self.stream.lead(memory_lost=self.memory_lost)
+        self.leadership.hold(store)
+        return store
 
     def sockets(self) -> list[socket.socket]:
         """Return bound sockets for the service, which closes them."""

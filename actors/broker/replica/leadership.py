@@ -32,8 +32,9 @@ from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import MessageExpired, StoreBusy
 from raymq.storage.failpoints import failpoint
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.log_slice import LogSlice
-from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
 
 #: How often late replicas and requests past their time-out are looked for.
@@ -57,7 +58,7 @@ class Leadership:
     Attributes:
         in_sync, lease, rule: the decisions.
         shipping: the replicas' connections.
-        recorder: records the changes of state.
+        journal: has the numbered changes of state.
         has_ended: nothing is acknowledged any more.
     """
 
@@ -69,7 +70,7 @@ class Leadership:
         nonce: str,
         registered: Registered,
         register: Register,
-        recorder: StateRecorder,
+        journal: StateJournal,
         epochs: EpochFileCache,
         begin: StreamPosition,
         confirmed: StreamPosition,
@@ -88,7 +89,8 @@ class Leadership:
         self.epoch = self.state.epoch
         self.claim = LeaseClaim(number, nonce, self.epoch)
         self.lease = MasterLease(boottime)
-        self.recorder = recorder
+        self.journal = journal
+        journal.on_append = self.changed
         self.in_sync = InSyncSet(number, self.state.in_sync, begin, boottime, confirmed=confirmed)
         self.rule = AckRule(self.state.policy, self.in_sync, self.lease, number)
         #: It takes no new messages, and acknowledges those that it has taken.
@@ -148,14 +150,20 @@ class Leadership:
     def end(self) -> StreamPosition:
         """Return where the stream ends."""
         store = self._store
-        return StreamPosition(self._begin.offset if store is None else store.max_physical_offset, self.recorder.last)
+        return StreamPosition(self._begin.offset if store is None else store.max_physical_offset, self.journal.last)
 
     @property
     def extent(self) -> StreamExtent:
         """Return the part of the stream that can be shipped."""
         store = self._store
         log_begin = 0 if store is None else store.min_physical_offset
-        return StreamExtent(self._epochs.map, StreamPosition(log_begin, self.recorder.folded), self.end)
+        return StreamExtent(self._epochs.map, StreamPosition(log_begin, self.backlog.dropped), self.end)
+
+    @property
+    def backlog(self) -> ReplicationBacklog:
+        """Return the newest events."""
+        assert self.journal.backlog is not None
+        return self.journal.backlog
 
     @property
     def epochs(self) -> EpochMap:
@@ -190,13 +198,12 @@ class Leadership:
         return self.lease.holds
 
     def hold(self, store: Store) -> None:
-        """Limit the reads of the newly opened store to confirmed messages, and record what readers have lost.
+        """Limit the reads of the store to confirmed messages, and record what readers have lost.
 
         Any thread. Raise StoreFull or StoreFailed if that cannot be written.
         """
         self._store = store
         self._flushes = store.config.flush == "sync"
-        self.recorder.log_end = lambda: store.max_physical_offset
         store.confirmed.hold(self.in_sync.confirmed.offset)
         failpoint("leader.before_loss")
         if store.record_loss(self._begin.offset, self._loss_epoch):

@@ -23,8 +23,8 @@ from raymq.actors.broker.replication.replication_receiver import (
     ReplicationReceiver,
     Step,
     TruncateStream,
+    WriteEvents,
     WriteLog,
-    WriteStates,
 )
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
@@ -154,16 +154,9 @@ class ReplicaConnection:
         if self._working is None:
             self._done(frame.kind in _ACKNOWLEDGED)
 
-    def _done_following(self) -> None:
-        self._done(acknowledges=True)
-
     def _done(self, acknowledges: bool) -> None:
         """Confirm and acknowledge after all steps of a frame are done."""
         end = self._stream.end
-        if acknowledges and not self._stream.states.last:
-            self.trouble = "its state is unknown: it needs a snapshot"
-            self.abort(self.trouble)
-            return
         self._stream.confirm(self._follower.confirmed.meet(end))
         if acknowledges:
             self.is_following = True
@@ -174,11 +167,10 @@ class ReplicaConnection:
         stream = self._stream
         if isinstance(step, WriteLog):
             stream.write_log(step.offset, step.content, self._written)
-        elif isinstance(step, WriteStates):
-            if stream.waits_for_disk(step.frames):
-                self._work(lambda: stream.write_states(step.frames), self._done_following)
-            else:
-                stream.write_states(step.frames)
+        elif isinstance(step, WriteEvents):
+            stream.write_events(step.events)
+            if stream.has_unsynced_deletions:  # else the next message of such a topic would wait for the disk, here
+                self._work(stream.sync, lambda: self._done(acknowledges=True))
         elif isinstance(step, BeginEpoch):
             stream.begin_epoch(step.entry)
         elif isinstance(step, LoadSnapshotPart):
@@ -227,7 +219,7 @@ class ReplicaConnection:
     def _written(self) -> None:
         """Acknowledge log data at once, before their further processing here."""
         end = self._stream.end
-        if not self._flushes and self._stream.states.last:
+        if not self._flushes:
             self._acknowledged = end
             self._acknowledge(end)
 

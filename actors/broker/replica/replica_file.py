@@ -1,7 +1,7 @@
 """Store a replica's own metadata in `raymq/replica.json`; it is never shipped.
 
 {"identity": "5f..", "nonces": ["91.."], "sealed": 8, "port": 10912, "boot": "e1..", "stopped": false,
-"tailLost": false, "wiping": null, "flushes": true}
+"tailLost": false, "memoryLost": false, "wiping": null, "flushes": true}
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files import fileutil, json_file
+from raymq.storage.store_paths import StorePaths
 
 #: After more unregistered starts than this in a row the oldest nonces are dropped.
 _MAX_NONCES: Final = 1_000
@@ -34,6 +35,7 @@ class ReplicaMetadata:
         boot: the boot id of the machine when the replica last ran.
         stopped: it was stopped properly, with all data on disk.
         tail_lost: data that it had when it was last in sync may be lost.
+        memory_lost: since it was last in sync its machine went down: log and state may have lost different parts.
         wiping: its log is being replaced by an empty one that begins at this offset; None: it is not.
         flushes: in its last run it acknowledged only data on disk; None: RayMQ 0.1 did not store it.
     """
@@ -47,6 +49,7 @@ class ReplicaMetadata:
     tail_lost: bool = False
     wiping: int | None = None
     flushes: bool | None = None
+    memory_lost: bool = False
 
 
 class ReplicaFile:
@@ -65,7 +68,7 @@ class ReplicaFile:
             StoreCorrupt: it cannot be read. StoreFull, StoreBusy, StoreFailed: it cannot be read or created now.
         """
         self._directory = directory
-        self._path = directory / "raymq" / "replica.json"
+        self._path = StorePaths(directory).replica
         self._changing = threading.Lock()
         try:
             self.now = _memory(json.loads(fileutil.read_whole(self._path)))
@@ -102,6 +105,7 @@ class ReplicaFile:
             "boot": metadata.boot,
             "stopped": metadata.stopped,
             "tailLost": metadata.tail_lost,
+            "memoryLost": metadata.memory_lost,
             "wiping": metadata.wiping,
             "flushes": metadata.flushes,
         }
@@ -122,6 +126,7 @@ def _memory(raw: Any) -> ReplicaMetadata:
         bool(raw["tailLost"]),
         None if wiping is None else int(wiping),
         None if flushes is None else bool(flushes),
+        bool(raw.get("memoryLost", False)),
     )
     if not metadata.identity or metadata.fenced < 0 or not 0 <= metadata.port < 1 << 16:
         raise ValueError("not the data of a replica")

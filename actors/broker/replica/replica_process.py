@@ -6,8 +6,7 @@ Status answers and periodic tasks read it.
 from __future__ import annotations
 
 import secrets
-from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 from raymq.actors.broker.replica.broker_sockets import BrokerSockets
 from raymq.actors.broker.replica.leadership import Leadership
@@ -41,7 +40,6 @@ class ReplicaProcess:
         registered: the register's last value; None: the claim is not made yet.
         read_at: when the register was read, by `boottime`.
         last_extent: the extent to report while the store is closed.
-        leftover_calls: calls on other threads that were running when its last leadership ended.
         refused: why it must not serve any more; empty: it may.
         trouble: the current problem.
     """
@@ -70,7 +68,6 @@ class ReplicaProcess:
         self.registered: Registered | None = None
         self.read_at = -1e9
         self.last_extent = stream.extent
-        self.leftover_calls: frozenset[Future[Any]] = frozenset()
         self.refused = self.trouble = ""
 
     @property
@@ -100,20 +97,9 @@ class ReplicaProcess:
         return holds or boottime() - self.read_at < _REACHES_SECONDS
 
     @property
-    def is_quiesced(self) -> bool:
-        """Return True if no call of the last leadership is still running.
-
-        A leftover call writes files as if the leadership had not ended.
-        """
-        return all(call.done() for call in self.leftover_calls)
-
-    @property
     def is_healthy(self) -> bool:
-        """Return True if the disk takes writes and the broker may become master.
-
-        It also needs a complete state, and no calls left over from its last leadership.
-        """
+        """Return True if the disk takes writes and the broker may become master."""
         if self.service is not None:
             return self.service.store.is_healthy
         stream = self.stream
-        return stream is not None and stream.store.is_healthy and stream.states.is_whole and self.is_quiesced
+        return stream is not None and stream.store.is_healthy

@@ -159,7 +159,7 @@ def fenced(member: ReplicaProcess, epoch: int, *, healthy: bool) -> FenceReply:
         epoch,
         extent.epoch,
         extent.end,
-        tail_lost=metadata.tail_lost,
+        tail_lost=metadata.tail_lost or (member.stream is not None and member.stream.is_state_lost),
         healthy=healthy,
         priority=member.spec.priority,
         reaches_keepers=member.reaches_keepers,

@@ -1,4 +1,4 @@
-"""Hold a replica's part of the stream on disk: log, timer log, state and epochs.
+"""Hold a replica's part of the stream on disk: log, timer log, state journal and epochs.
 
 All calls belong to the broker's loop, one at a time. Slow calls are made on another thread; no other call is made
 meanwhile.
@@ -7,7 +7,7 @@ meanwhile.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,17 +26,18 @@ from raymq.storage.clock import boot_id, boottime, wall_ms
 from raymq.storage.config import StoreConfig
 from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.empty_log import create_empty_log
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import InvalidInput, StateMismatch, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_queue import files_of
+from raymq.storage.journal.journal_copy import IncomingJournal, decode_part, discard_copy
+from raymq.storage.journal.journal_event import JournalEvent
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.retention import EARLY_RATIO, DiskUsage
-from raymq.storage.replica_state_watcher import DeletionRolledBack
-from raymq.storage.state.state_changes import StateChange, is_rename
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.state_tables import StateTables
 
 
 class ReplicaStream:
@@ -45,57 +46,72 @@ class ReplicaStream:
     Attributes:
         store: opened as a replica's.
         timers: the timer log of the store.
-        states: its state beside the log, which this process changes as its masters require.
+        master_begin: where the master's log begins.
         confirmed: the part that is known to be confirmed and is present here.
     """
 
     store: Store
     timers: ReplicaTimers
 
-    def __init__(self, directory: Path, config: StoreConfig, metadata: ReplicaFile, states: StateReplica) -> None:
+    def __init__(
+        self, directory: Path, config: StoreConfig, metadata: ReplicaFile, backlog: ReplicationBacklog | None = None
+    ) -> None:
         """Open the stream; see `open`."""
         self.directory = directory
         self._config = config
         self._metadata = metadata
-        self.states = states
-        self._open_store()
+        self._incoming: IncomingJournal | None = None
+        self.master_begin = 0
+        self._open_store(backlog)
         try:
             self._load_epochs()
             self.confirmed = StreamPosition(self.store.last_high_watermark, 0)
             self.store.confirmed.hold(self.confirmed.offset)
         except BaseException:
-            self.close_store()
+            self.close()
             raise
 
     @classmethod
-    def open(cls, directory: Path, config: StoreConfig, metadata: ReplicaFile, states: StateReplica) -> Self:
+    def open(
+        cls, directory: Path, config: StoreConfig, metadata: ReplicaFile, backlog: ReplicationBacklog | None = None
+    ) -> Self:
         """Open a directory to follow a master; finish or restart interrupted operations.
+
+        Args:
+            backlog: the newest events that this process had in memory, which may still be the newest ones.
 
         Raises:
             as `Store.open`.
         """
         if metadata.now.wiping is not None:
             _wipe(directory, config, metadata, 0)  # the later begin depends on the master's file size
-        return cls(directory, config, metadata, states)
+        discard_copy(StorePaths(directory).state_journal)
+        return cls(directory, config, metadata, backlog)
 
     @property
     def end(self) -> StreamPosition:
         """Return where the stream ends here."""
-        return StreamPosition(self.store.max_physical_offset, self.states.last)
+        return StreamPosition(self.store.max_physical_offset, self.store.journal.last)
 
     @property
     def received(self) -> StreamPosition:
         """Return `end`, including the received part of an incomplete record."""
-        return StreamPosition(self.store.received_offset, self.states.last)
+        return StreamPosition(self.store.received_offset, self.store.journal.last)
+
+    @property
+    def is_state_lost(self) -> bool:
+        """Return True if events are missing, so that a copy of the master's journal is needed."""
+        return self.store.journal.is_lossy
 
     @property
     def extent(self) -> StreamExtent:
         """Return the part of the stream that is present here.
 
-        State changes cannot be cut off any more: they are applied to the files at once.
+        Events cannot be cut off any more: they are applied to the tables at once.
         """
         end = self.end
-        return StreamExtent(self._epochs.map, StreamPosition(self.store.min_physical_offset, end.sequence), end)
+        begin = StreamPosition(self.store.min_physical_offset, end.sequence + self.is_state_lost)
+        return StreamExtent(self._epochs.map, begin, end)
 
     @property
     def epochs(self) -> EpochMap:
@@ -122,39 +138,25 @@ class ReplicaStream:
 
     def begin_connection(self) -> None:
         """Start to follow: the next bytes of the log come at its end."""
-        self.store.follow(self._state_changes, self.states.master_begin)
+        self._incoming = None
+        self.store.follow()
 
     def write_log(self, offset: int, content: Buffer, written: Callable[[], None]) -> None:
         """Append log bytes as `Store.append_replicated` does."""
-        try:
-            self.store.append_replicated(offset, content, written)
-        except DeletionRolledBack:
-            self.states.invalidate()  # a snapshot determines which queues to rebuild
-            raise
+        self.store.append_replicated(offset, content, written)
 
-    def write_states(self, changes: Sequence[StateChange]) -> None:
-        """Apply changes as `StateReplica.apply` does."""
-        self.states.apply(changes)
+    def write_events(self, events: Sequence[JournalEvent]) -> None:
+        """Append events as `Store.append_events` does."""
+        self.store.append_events(events)
 
-    def waits_for_disk(self, changes: Sequence[StateChange]) -> bool:
-        """Return True if `write_states` of these changes may wait for the disk."""
-        return any(is_rename(change.payload) for change in changes)
+    @property
+    def has_unsynced_deletions(self) -> bool:
+        """Return True if deletions of topics are not on disk yet."""
+        return self.store.has_unsynced_deletions
 
     def begin_epoch(self, entry: EpochStart) -> None:
         """Begin an epoch as `EpochFileCache.begin` does."""
         self._epochs.begin(entry)
-
-    def stop_following(self, on_change: Callable[[], None]) -> StateRecorder:
-        """Close the store of an elected replica and return its recorder of changes.
-
-        The recorder numbers state changes behind the last one that the replica applied.
-        """
-        self.close()
-        failpoint("leader.before_recorder")
-        log_end = self.store.max_physical_offset
-        return StateRecorder.begin(
-            self.directory, log_end=lambda: log_end, on_change=on_change, predecessor=self.states
-        )
 
     def begin_epoch_at(self, end: StreamPosition, epoch: int) -> EpochFileCache:
         """Begin a master's epoch at `end`, where its stream ends.
@@ -192,40 +194,63 @@ class ReplicaStream:
         self._load_epochs()
 
     def begin_snapshot(self, position: StreamPosition, *, keeps_log: bool) -> None:
-        """Drop the state, and truncate the log to `position` or restart it there.
+        """Begin to receive a copy of the master's journal; truncate the log to `position` or restart it there.
 
-        May take long.
+        The own journal stays until the copy is complete. May take long.
         """
-        self.states.begin_snapshot()
         if not keeps_log:
             self._begin_log(position.offset)
-            return
-        if position.offset < self.store.max_physical_offset:
+        elif position.offset < self.store.max_physical_offset:
             self.store.order_truncation(position.offset)
             self._reopen()
-        else:
-            self.timers.close()
-            self.timers = self._open_timers()
+        self._incoming = IncomingJournal(StorePaths(self.directory).state_journal)
 
     def load(self, content: Buffer) -> None:
-        """Load a part of a snapshot."""
-        self.states.load(bytes(content))
+        """Load a part of the copy."""
+        if self._incoming is None:
+            raise InvalidInput("part", "none before a copy begins", len(content))
+        self._incoming.write(decode_part(bytes(content)))
 
     def end_snapshot(self, sequence: int, epochs: EpochMap) -> None:
-        """Complete the snapshot; it is on disk when this returns. May take long."""
-        if self.states.has_resurrected_topics:
-            self._let_go_before(self.states.master_begin)
-        self.states.end_snapshot(sequence)
-        failpoint("snapshot.before_epochs")
+        """Put the complete copy in the place of the journal; it is on disk when this returns. May take long.
+
+        Raise StateMismatch if it has not exactly the events up to `sequence`.
+        """
+        incoming = self._incoming
+        if incoming is None:
+            raise InvalidInput("copy", "one that was begun", None)
+        incoming.sync()
+        deleted = self._deleted_topics_of(incoming, sequence)
+        former = self.store.tables.deleted_topics.places
+        # Deletions from before the master's log are not listed for ever, and cannot be undone.
+        listed_from = max(self.store.min_physical_offset, self.master_begin)
+        if any(place > max(listed_from, deleted.get(topic, -1)) for topic, place in former.items()):
+            self._let_go_before(self.master_begin)
+            fileutil.replace(StorePaths(self.directory).rebuild_queues, b"")
+        self.close()
+        for folder in StorePaths(self.directory).former_staged:
+            fileutil.remove_tree(folder)  # the master has converted its own
+        incoming.install()
+        self._incoming = None
+        failpoint("copy.before_epochs")
         self._epochs.replace(epochs)
-        failpoint("snapshot.after_epochs")
-        # Unclamped: the snapshot's state may contain epochs that the log has not reached yet.
-        self._reopen()  # applies deletions of topics that came with the snapshot
+        failpoint("copy.after_epochs")
+        # Unclamped: the events may be of epochs that the log has not reached yet.
+        self._reopen(is_copied=True)  # removes the queues of topics that were deleted
+
+    @staticmethod
+    def _deleted_topics_of(incoming: IncomingJournal, sequence: int) -> Mapping[str, int]:
+        """Check a copy, and return where the log ended at its topics' deletions."""
+        tables = StateTables()
+        journal = StateJournal(incoming.folder, tables.all(), writable=False)
+        if journal.last != sequence or journal.is_lossy:
+            raise StateMismatch(f"the copy of the state ends at {journal.last}, not at {sequence}, or has gaps")
+        return tables.deleted_topics.places
 
     def sync(self) -> None:
         """Bring all data to disk. Any thread."""
         self.store.flush()
-        self.states.sync()
+        self.store.sync_state()
 
     def ensure_synced(self) -> bool:
         """Return True if the data are as safe as an acknowledgement promises.
@@ -245,22 +270,30 @@ class ReplicaStream:
 
         `close` then brings the data to disk, or raises.
         """
-        return self.store.is_healthy and not self.states.is_lost
+        return self.store.is_healthy
+
+    def lead(self, *, memory_lost: bool) -> Store:
+        """Make the store a master's, and return it. The stream must not be used any more, but for `close`.
+
+        Args:
+            memory_lost: as in `Store.become_leader`.
+
+        Raises:
+            StoreFull, StoreFailed: it stays a replica's.
+        """
+        self.timers.close()
+        self.store.become_leader(memory_lost=memory_lost)
+        return self.store
 
     def close(self) -> None:
-        """Close the store properly.
-
-        State that cannot be brought to disk any more is left as after a kill.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.close_store)
-            if not self.states.is_lost:
-                self.states.sync()
-
-    def close_store(self) -> None:
-        """Close the timer log and the store, but not the state. May be called again."""
+        """Close the timer log and the store properly. May be called again."""
         self.timers.close()
         self.store.close()
+
+    def abandon(self) -> None:
+        """Close the stream; ignore errors."""
+        with contextlib.suppress(StoreError):
+            self.close()
 
     def _let_go_before(self, place: int) -> None:
         """Delete log files that the master has deleted.
@@ -271,7 +304,7 @@ class ReplicaStream:
         files = files_of(StorePaths(self.directory).commit_log)
         old = [path for path, following in pairwise(files) if int(following.name) <= place]
         if old and self.store.is_healthy:
-            self.close_store()  # its checkpoint records the ends of queues whose entries end in these files
+            self.close()  # its checkpoint records the ends of queues whose entries end in these files
             for path in old:
                 fileutil.remove(path)
             self._reopen()
@@ -279,14 +312,15 @@ class ReplicaStream:
     def _begin_log(self, offset: int) -> None:
         self._metadata.change(wiping=offset)
         failpoint("wipe.after_order")
-        self.close_store()
+        self.close()
         _wipe(self.directory, self._config, self._metadata, offset)
         self._reopen()
 
-    def _reopen(self) -> None:
+    def _reopen(self, *, is_copied: bool = False) -> None:
         confirmed = self.confirmed
-        self.close_store()
-        self._open_store()
+        self.close()
+        # A copy may have other events with the same numbers.
+        self._open_store(None if is_copied else self.store.journal.backlog, is_copied=is_copied)
         self.confirmed = confirmed.meet(self.end)
         self.store.confirmed.hold(self.confirmed.offset)
 
@@ -294,34 +328,39 @@ class ReplicaStream:
         begin = StreamPosition(self.store.min_physical_offset, 0)
         self._epochs = EpochFileCache(EpochFile(*StorePaths(self.directory).master_epochs), begin, self.end)
 
-    def _open_store(self) -> None:
-        self.store = Store.open(self.directory, self._config, elapsed=boottime, is_replica=True)
+    def _open_store(self, backlog: ReplicationBacklog | None = None, *, is_copied: bool = False) -> None:
+        self.store = store = Store.open(self.directory, self._config, elapsed=boottime, is_replica=True)
         try:
-            self.store.follow(self._state_changes, self.states.master_begin)
-            self.timers = self._open_timers()
+            store.follow()
+            last = store.journal.last
+            is_newest = backlog is not None and backlog.last == last
+            store.journal.backlog = backlog if is_newest else ReplicationBacklog(last)
+            with releasable_disk_reserve(self.directory):
+                # A copy may undo what has prevented a delivery, such as the deletion of a topic.
+                self.timers = ReplicaTimers(store, wall_ms, keeps_dropped=not is_copied)
         except BaseException:
-            self.store.close()
+            store.close()
             raise
 
-    def _open_timers(self) -> ReplicaTimers:
-        # A snapshot may undo what has prevented a delivery, such as the deletion of a topic.
-        with releasable_disk_reserve(self.directory):
-            return ReplicaTimers(self.store, wall_ms, keeps_dropped=self.states.is_whole)
 
-    def _state_changes(self) -> int:
-        return self.states.last
-
-
-def record_start(metadata: ReplicaFile, *, flushes: bool) -> None:
+def record_start(metadata: ReplicaFile, *, flushes: bool, is_state_lost: bool = False) -> None:
     """Record that a process starts with the directory; data may be lost after a reboot.
 
     Args:
         flushes: only data on disk are acknowledged, from now on.
+        is_state_lost: as `ReplicaStream.is_state_lost`. The conversion of a former format writes a snapshot in which
+            the next start could not see that.
     """
     before, boot = metadata.now, boot_id()
     flushed = flushes if before.flushes is None else before.flushes
-    lost = not before.stopped and not flushed and (boot == "" or before.boot != boot)
-    metadata.change(boot=boot, stopped=False, flushes=flushes, tail_lost=before.tail_lost or lost)
+    is_lost = not before.stopped and (boot == "" or before.boot != boot)
+    metadata.change(
+        boot=boot,
+        stopped=False,
+        flushes=flushes,
+        tail_lost=before.tail_lost or is_state_lost or (is_lost and not flushed),
+        memory_lost=before.memory_lost or is_lost,
+    )
 
 
 def _wipe(directory: Path, config: StoreConfig, metadata: ReplicaFile, offset: int) -> None:

@@ -21,12 +21,12 @@ from raymq.actors.broker.replication.stream_position import BEGIN, StreamPositio
 from raymq.actors.errors import InvalidInput, ProtocolError, RayMQError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.wire.stepwise_handlers import stepwise
-from raymq.storage import directory_format
+from raymq.storage import directory_format, expired_queue_offsets
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import MessageExpired
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.log_slice import LogSlice
-from raymq.storage.state import expired_queue_offsets
-from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.version import VERSION
 
 #: Bytes of the log in one frame.
@@ -52,7 +52,7 @@ class ReplicationSource(Protocol):
     name: str
     epoch: int
     in_sync: InSyncSet
-    recorder: StateRecorder
+    journal: StateJournal
 
     @property
     def state(self) -> GroupState:
@@ -61,6 +61,10 @@ class ReplicationSource(Protocol):
     @property
     def extent(self) -> StreamExtent:
         """Return the part of the stream that can be shipped."""
+
+    @property
+    def backlog(self) -> ReplicationBacklog:
+        """Return the newest events of the journal."""
 
     def log_slice(self, begin: int, end: int) -> LogSlice:
         """Return what `Store.log_slice` returns."""
@@ -106,7 +110,7 @@ class ReplicationServer:
         for connection in list(self._connections):
             connection.tick(heartbeat=heartbeat)
         needed = [each.needs for each in self._connections if each.needs is not None]
-        self._group.recorder.retain(min(needed, default=None))
+        self._group.backlog.retain(min(needed, default=None))
 
     def known(self, nonces: dict[int, str]) -> None:
         """Close connections of processes that are not the registered ones."""
@@ -139,7 +143,7 @@ class _Connection:
         #: While a snapshot is sent, the master's state begins at the snapshot's sequence.
         self._tables_at: int | None = None
         self._feeder = ReplicationSender(
-            group.epoch, self._extent, group.recorder.after, lambda: group.in_sync.confirmed
+            group.epoch, self._extent, group.backlog.after, lambda: group.in_sync.confirmed
         )
         self._snapshot: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
@@ -277,10 +281,9 @@ class _Connection:
         raise ProtocolError(reason)
 
     async def _send_snapshot(self, hello: Hello, end: StreamPosition) -> None:
-        """Send the current tables in parts; the replica sends HELLO again after them.
+        """Send a copy of the state journal in parts; the replica sends HELLO again after them.
 
-        The replica drops its state for them. Without that state no replica with its log could be elected, so it leaves
-        the in-sync set first.
+        The replica drops its own state, and perhaps its log, so it leaves the in-sync set first.
         """
         snapshot = None
         in_sync = self._group.in_sync
@@ -290,7 +293,7 @@ class _Connection:
                 await asyncio.sleep(_LEAVING_SECONDS)
                 if not self.frames.is_open:
                     return
-            snapshot = await asyncio.to_thread(self._group.recorder.snapshot)
+            snapshot = await asyncio.to_thread(self._group.journal.copy)
             self._tables_at = snapshot.sequence
             verdict, answer = self._feeder.on_hello(hello, end)
             if not isinstance(verdict, InstallSnapshot):
@@ -301,7 +304,7 @@ class _Connection:
             ends = await stepwise(self._group.expired_ends(hello.begin.offset if verdict.keeps_log else 0))
             parts = itertools.chain(snapshot.parts(), expired_queue_offsets.parts(ends))
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
-                self.frames.send(ReplicationFrame(FrameKind.TABLES, self._group.epoch, BEGIN, BEGIN, part))
+                self.frames.send(ReplicationFrame(FrameKind.TABLES, self._group.epoch, BEGIN, BEGIN, part.encode()))
                 while self.frames.is_open and not self.frames.has_room:
                     self._room.clear()
                     await self._room.wait()

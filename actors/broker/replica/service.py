@@ -37,7 +37,6 @@ from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.replica_process import ReplicaProcess
 from raymq.actors.broker.replica.replica_registration import ReplicaRegistration
 from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
-from raymq.actors.broker.replica.tracked_executor import TrackedExecutor
 from raymq.actors.broker.replication.replica_claims import ClaimRefused
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.broker.service import BrokerService
@@ -60,8 +59,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.directory_lock import ProcessLock
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
+from raymq.storage.journal.replication_backlog import ReplicationBacklog
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.broker_identity import read_port_epoch, write_identity
 
@@ -95,7 +93,6 @@ class ReplicaService(ReplicaProcess):
         """Create the service; see `start`."""
         super().__init__(spec, node_id, sockets, metadata, stream, lock)
         self._sockets = sockets
-        self._states = stream.states
         self._tls = None if spec.tls is None else client_context(spec.tls)
         self._opened = opened
         self._register = opened.register
@@ -106,10 +103,6 @@ class ReplicaService(ReplicaProcess):
         )
         self._registering = ReplicaRegistration(self._pool, spec, self.number, self.address, self.replication_address)
         self._loop = asyncio.get_running_loop()
-        self._threads = TrackedExecutor()
-        self._loop.set_default_executor(self._threads)
-        #: Calls that were running when its leadership began: they are not part of it.
-        self._before_office = self._threads.under_way()
         #: Held while the role changes, and while the stream must not change.
         self._roles = asyncio.Lock()
         self._news = asyncio.Event()
@@ -151,9 +144,8 @@ class ReplicaService(ReplicaProcess):
             port, epoch = read_port_epoch(directory / "raymq" / "broker.json")
             sockets = BrokerSockets(spec.host, port, metadata.now.port, spec.tls)
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{sockets.port}"})
-            states = await asyncio.to_thread(StateReplica, directory)
-            stream = await asyncio.to_thread(ReplicaStream.open, directory, config, metadata, states)
-            record_start(metadata, flushes=config.flush == "sync")
+            stream = await asyncio.to_thread(ReplicaStream.open, directory, config, metadata)
+            record_start(metadata, flushes=config.flush == "sync", is_state_lost=stream.is_state_lost)
             metadata.change(port=sockets.replication_port)
             identity = directory / "raymq" / "broker.json"
             fields = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
@@ -208,10 +200,7 @@ class ReplicaService(ReplicaProcess):
             await self._registering.leave()
             try:
                 if self.stream is not None:
-                    if not self.is_quiesced:
-                        self.stream.states.invalidate()  # later changes of leftover calls are not tracked
                     await asyncio.to_thread(self.stream.close)
-                    self.stream.states.close()
                 self.metadata.change(stopped=self.stream is not None and self.stream.is_safe)
             finally:
                 await self._sockets.close()
@@ -345,7 +334,7 @@ class ReplicaService(ReplicaProcess):
             self._spawn(self._hand_over(self.leadership))  # its lease would delay the next master
         follows = self.connection is not None and self.connection.is_following
         if self.number in state.in_sync and state.master not in {None, self.number} and follows:
-            self.metadata.change(tail_lost=False)
+            self.metadata.change(tail_lost=False, memory_lost=False)
         if state.master == self.number:
             if state.epoch >= self.metadata.now.fenced and (
                 self.leadership is None or self.leadership.epoch < state.epoch
@@ -371,35 +360,33 @@ class ReplicaService(ReplicaProcess):
         if stream is None or epoch < began or (epoch == began and epoch != self._tried_epoch):
             self.trouble = f"epoch {epoch} began before this process started"
             return
-        if not self.is_quiesced:
-            self.trouble = "tasks from its last time as master have not ended: its disk is slow"
-            return
         _log.info("%s: replica %d is master in epoch %d, from %s on", self.name, self.number, epoch, stream.end)
         self._tried_epoch = epoch
         self._registering.pause()
-        self._before_office = self._threads.under_way()
+        memory_lost = self.metadata.now.memory_lost  # kept until its tables are clamped
         self.metadata.change(fenced=epoch, tail_lost=False)
         self.last_extent = stream.extent
         self.stream = None
-        failpoint("leader.before_close")
-        recorder = await asyncio.to_thread(stream.stop_following, self._state_changed)
         try:
             failpoint("leader.before_epoch")
-            end = StreamPosition(stream.end.offset, recorder.last)
+            end = stream.end
             epochs = stream.begin_epoch_at(end, epoch)
             identity = self.cluster, self.name, self.number, self.nonce
             # The election put only replicas with exactly this log into the in-sync set.
             confirmed = StreamPosition(end.offset, stream.confirmed.sequence)
             self.leadership = leadership = Leadership(
-                *identity, registered, self._register, recorder, epochs, end, confirmed
+                *identity, registered, self._register, stream.store.journal, epochs, end, confirmed
             )
             leadership.on_end = self._news.set
             failpoint("leader.before_lease")
             await leadership.begin()
             leadership.check_not_ended()
             failpoint("leader.before_open")
-            place = LeaderContext(leadership, self._sockets, self._handlers, self.replication_address)
+            place = LeaderContext(
+                leadership, self._sockets, self._handlers, self.replication_address, stream, memory_lost
+            )
             self.service = await BrokerService.start(self.spec, self.node_id, place)
+            self.metadata.change(memory_lost=False)
             self.trouble = ""
         except BaseException:
             begun, self.leadership = self.leadership, None
@@ -408,7 +395,8 @@ class ReplicaService(ReplicaProcess):
                 if state.in_sync - {self.number}:  # one of the others may be elected
                     self._left_epoch = epoch
                     self._spawn(begun.release())
-            await self._resume_following(recorder)
+            await asyncio.to_thread(stream.abandon)
+            await self._resume_following(stream.store.journal.backlog)
             raise
 
     async def _hand_over(self, leadership: Leadership) -> None:
@@ -442,36 +430,29 @@ class ReplicaService(ReplicaProcess):
             if not stops:
                 await self._refuse_clients()
             await service.close_store()
-        self.leftover_calls = self._threads.under_way() - self._before_office
         if stops:
             await leadership.finish()
             leadership.leave()
             await leadership.release()
         self.leadership = None
-        await self._resume_following(leadership.recorder, serves=not stops)
+        await self._resume_following(leadership.backlog, serves=not stops)
 
-    async def _resume_following(self, recorder: StateRecorder, *, serves: bool = True) -> None:
-        self._states = StateReplica(Path(self.spec.directory), predecessor=recorder)
+    async def _resume_following(self, backlog: ReplicationBacklog | None, *, serves: bool = True) -> None:
         if serves:
             await self._refuse_clients()
-        await self._open_stream()
+        await self._open_stream(backlog)
 
-    async def _open_stream(self) -> None:
+    async def _open_stream(self, backlog: ReplicationBacklog | None = None) -> None:
         config = StoreConfig(**{**self.spec.store, "store_host": self.address})
         directory = Path(self.spec.directory)
-        self.stream = await asyncio.to_thread(ReplicaStream.open, directory, config, self.metadata, self._states)
+        self.stream = await asyncio.to_thread(ReplicaStream.open, directory, config, self.metadata, backlog)
 
     async def _close_stream(self) -> None:
         """Close a stream that cannot be used any more; it is reopened later."""
         stream, self.stream = self.stream, None
         if stream is not None:
             with contextlib.suppress(StoreError):
-                await asyncio.to_thread(stream.close_store)
-
-    def _state_changed(self) -> None:
-        leadership = self.leadership
-        if leadership is not None:
-            leadership.changed()
+                await asyncio.to_thread(stream.close)
 
     async def _follow(self, state: GroupState) -> None:
         assert state.master is not None
@@ -500,7 +481,7 @@ class ReplicaService(ReplicaProcess):
             self.trouble = await self._fitted(stream, status.file_bytes)
             if self.trouble:
                 return
-            stream.states.master_begin = status.begin[0]
+            stream.master_begin = status.begin[0]
             flushes = stream.store.config.flush == "sync"
             version = await self._pool.version(record.address, _ASK_SECONDS)
             hello = partial(replica_status.hello, self, version)

@@ -7,7 +7,6 @@ What is in it, in the order to read it:
     stream_position: how far a broker is in the stream.
     epoch_map: which part of the stream was made in which epoch. epoch_file: the epochs on disk, in RocketMQ's format.
     epoch_file_cache: map and file of an open broker.
-    state_stream: the numbered changes of all state beside the log.
     reconciliation: the three answers to a replica that connects.
     in_sync_set: which replicas must have a message before it is confirmed. ack_rule: when it may be acknowledged.
     replica_claims: a broker's start in the register. election: which replica becomes master.
@@ -15,7 +14,7 @@ What is in it, in the order to read it:
     replication_sender: the master's side of a connection. replication_receiver: the replica's side.
 
 The path of a message:
-    ack_rule refuses it, or the master appends it: log bytes, and state changes with the log's end at that moment;
+    ack_rule refuses it, or the master appends it: log bytes, and events of tables with the log's end at that moment;
     replication_sender ships both in that order, with CRCs, the master's epoch, and the confirmed position so far;
     replication_receiver decides what each frame requires; the replica writes it and acknowledges its position;
     in_sync_set confirms the smallest position of all members, the high watermark, and consumers see messages up to it;

@@ -56,7 +56,7 @@ class EpochFileCache:
     def drop_before(self, begin: StreamPosition) -> None:
         """Forget epochs that ended before `begin`, where the stream now begins.
 
-        Call it after retention or a folding. A full disk changes nothing, and the next call drops them. Raise
+        Call it after retention. A full disk changes nothing, and the next call drops them. Raise
         StoreFailed as `begin` does.
         """
         changed = _copy(self.map)

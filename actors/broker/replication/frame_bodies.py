@@ -25,7 +25,7 @@ from raymq.actors.broker.replication.replication_frames import Buffer, Replicati
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.tables.leader_epoch_checkpoint import MAX_EPOCHS
 
 _EPOCH: Final = struct.Struct(">Iqq")
@@ -169,16 +169,16 @@ def read_number(body: Buffer) -> int:
     return int(_NUMBER.unpack(body)[0])
 
 
-def encode_states(frames: Iterable[StateChange]) -> bytes:
-    """Return the body of a STATE: consecutive state changes."""
+def encode_events(events: Iterable[JournalEvent]) -> bytes:
+    """Return the body of a STATE: consecutive events."""
     parts = []
-    for frame in frames:
-        parts += [_STATE.pack(len(frame.payload), frame.log_offset), frame.payload]
+    for event in events:
+        parts += [_STATE.pack(len(event.payload), event.log_offset), event.payload]
     return b"".join(parts)
 
 
-def read_states(frame: ReplicationFrame) -> list[StateChange]:
-    """Decode the state changes of a STATE, with their numbers.
+def read_events(frame: ReplicationFrame) -> list[JournalEvent]:
+    """Decode the events of a STATE, with their numbers.
 
     Raise ProtocolError if they are invalid.
     """
@@ -188,12 +188,12 @@ def read_states(frame: ReplicationFrame) -> list[StateChange]:
     at = 0
     while at < len(view):
         if at + _STATE.size > len(view):
-            raise ProtocolError("truncated state frames")
+            raise ProtocolError("truncated events")
         length, log_offset = _STATE.unpack_from(view, at)
         payload = bytes(view[at + _STATE.size : at + _STATE.size + length])
         if not length or len(payload) != length or log_offset < 0:
-            raise ProtocolError("truncated state frames")
-        found.append(StateChange(sequence, log_offset, payload))
+            raise ProtocolError("truncated events")
+        found.append(JournalEvent(sequence, log_offset, payload))
         sequence += 1
         at += _STATE.size + length
     if not found:

@@ -40,9 +40,9 @@ class SnapshotReason(enum.Enum):
     """Why the stream alone is not sufficient."""
 
     NO_COMMON_EPOCH = "no epoch in common"
-    CUT_BELOW_BEGIN = "the part to cut is folded or deleted on the replica"
+    CUT_BELOW_BEGIN = "the replica cannot cut off this part of its log or its events"
     LOG_DELETED = "the master has deleted this part of its log"
-    STATE_FOLDED = "the master has folded this part of its state"
+    STATE_DROPPED = "the master has dropped these events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class InstallSnapshot:
     """The answer to load the master's tables, then to follow from `position`.
 
     Attributes:
-        position: where the log continues, and up to which state frame the tables have everything.
+        position: where the log continues, and up to which event the tables have everything.
         epoch: the newest epoch of these tables, or that both have; 0: none.
         keeps_log: the log before that position is the same as the master's and stays; else it restarts there, empty.
     """
@@ -70,7 +70,8 @@ class StreamExtent:
 
     Attributes:
         epochs: its epoch map.
-        begin: the log's minimum offset, and the sequence up to which state is folded into tables.
+        begin: the log's minimum offset, and the number up to which events cannot be sent (master) or cut off (replica)
+            any more. A number behind `end` asks for a snapshot, because events are missing.
         end: where the stream ends here.
     """
 
@@ -108,7 +109,7 @@ def reconcile(master: StreamExtent, replica: StreamExtent) -> ReconcileResult:
         )
     if place.sequence < master.begin.sequence:
         return InstallSnapshot(
-            SnapshotReason.STATE_FOLDED, tables, _tables_epoch(master, common_epoch.epoch), keeps_log=True
+            SnapshotReason.STATE_DROPPED, tables, _tables_epoch(master, common_epoch.epoch), keeps_log=True
         )
     if place != replica.end or replica.epochs.last_epoch > common_epoch.epoch:
         return TruncateTo(place, common_epoch.epoch)

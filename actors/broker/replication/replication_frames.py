@@ -89,7 +89,7 @@ MAX_BODY: Final = {
     FrameKind.SNAPSHOT_END: 0,
     FrameKind.EPOCH: 64,
     FrameKind.LOG: 4 << 20,
-    FrameKind.STATE: 4 << 20,
+    FrameKind.STATE: 17 << 20,  # one event may have 16 MiB
     FrameKind.HEARTBEAT: 0,
     FrameKind.ACK: 0,
     FrameKind.REFUSED: 1 << 10,

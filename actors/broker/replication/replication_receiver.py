@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.frame_bodies import Hello, read_epoch, read_number, read_snapshot, read_states
+from raymq.actors.broker.replication.frame_bodies import Hello, read_epoch, read_events, read_number, read_snapshot
 from raymq.actors.broker.replication.reconciliation import StreamExtent
 from raymq.actors.broker.replication.replication_frames import Buffer, FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
 
 
 class WriteLog(NamedTuple):
@@ -30,10 +30,10 @@ class WriteLog(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteStates:
-    """A step: append these state changes to the journal and apply them."""
+class WriteEvents:
+    """A step: append these events to the state journal and apply them."""
 
-    frames: Sequence[StateChange]
+    events: Sequence[JournalEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class EndSnapshot:
     """
 
 
-Step = WriteLog | WriteStates | BeginEpoch | TruncateStream | BeginSnapshot | LoadSnapshotPart | EndSnapshot
+Step = WriteLog | WriteEvents | BeginEpoch | TruncateStream | BeginSnapshot | LoadSnapshotPart | EndSnapshot
 _ANSWERS = (FrameKind.GO_ON, FrameKind.CUT, FrameKind.SNAPSHOT)
 _STREAM = (FrameKind.EPOCH, FrameKind.LOG, FrameKind.STATE, FrameKind.HEARTBEAT)
 
@@ -150,7 +150,7 @@ class ReplicationReceiver:
         if frame.kind is FrameKind.LOG:
             return [self._log(frame)]
         if frame.kind is FrameKind.STATE:
-            return [self._states(frame)]
+            return [self._events(frame)]
         if frame.kind is FrameKind.EPOCH:
             return [self._begin_epoch(read_epoch(frame.body))]
         if frame.kind is FrameKind.GO_ON:
@@ -180,14 +180,14 @@ class ReplicationReceiver:
         self.end = StreamPosition(self.end.offset + len(frame.body), self.end.sequence)
         return WriteLog(frame.position.offset, frame.body)
 
-    def _states(self, frame: ReplicationFrame) -> Step:
-        frames = read_states(frame)
-        if frames[0].sequence != self.end.sequence + 1:
-            raise ProtocolError(f"state frame {frames[0].sequence}, but the stream ends at {self.end}")
-        if frames[-1].log_offset > self.end.offset:
-            raise ProtocolError(f"state frame {frames[-1].sequence} refers to the log behind its end {self.end.offset}")
-        self.end = self.end._replace(sequence=frames[-1].sequence)
-        return WriteStates(frames)
+    def _events(self, frame: ReplicationFrame) -> Step:
+        events = read_events(frame)
+        if events[0].sequence != self.end.sequence + 1:
+            raise ProtocolError(f"event {events[0].sequence}, but the stream ends at {self.end}")
+        if events[-1].log_offset > self.end.offset:
+            raise ProtocolError(f"event {events[-1].sequence} refers to the log behind its end {self.end.offset}")
+        self.end = self.end._replace(sequence=events[-1].sequence)
+        return WriteEvents(events)
 
     def _begin_epoch(self, entry: EpochStart) -> Step:
         if entry.epoch <= self._last_epoch or entry.epoch > self._epoch or not self.end.covers(entry.start):

@@ -1,8 +1,8 @@
 """Decide on a master how to answer a replica, and what to ship next.
 
 A `ReplicationSender` exists as long as its connection, and as long as the epoch of its master: with a new epoch all
-connections are closed and made anew, so that none continues in an earlier one. Log bytes and state changes are sent in
-the order in which the master made them. An EPOCH frame separates the data of two epochs.
+connections are closed and made anew, so that none continues in an earlier one. Log bytes and events of the state
+journal are sent in the order in which the master made them. An EPOCH frame separates the data of two epochs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.frame_bodies import (
     Hello,
     encode_epochs,
+    encode_events,
     encode_number,
     encode_snapshot,
-    encode_states,
 )
 from raymq.actors.broker.replication.reconciliation import (
     ContinueFrom,
@@ -29,7 +29,7 @@ from raymq.actors.broker.replication.replication_frames import MAX_BODY, FrameKi
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
 
 #: Bytes of the log in one frame.
 CHUNK_BYTES = 1 << 20
@@ -44,10 +44,10 @@ class ShipLog:
 
 
 @dataclass(frozen=True, slots=True)
-class ShipStates:
-    """A shipment of these state changes."""
+class ShipEvents:
+    """A shipment of these events of the state journal."""
 
-    frames: Sequence[StateChange]
+    events: Sequence[JournalEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ShipEpoch:
     entry: EpochStart
 
 
-Shipment = ShipLog | ShipStates | ShipEpoch
+Shipment = ShipLog | ShipEvents | ShipEpoch
 
 
 class ReplicationSender:
@@ -72,19 +72,19 @@ class ReplicationSender:
         self,
         epoch: int,
         extent: Callable[[], StreamExtent],
-        states: Callable[[int], Sequence[StateChange]],
+        events: Callable[[int], Sequence[JournalEvent]],
         confirmed: Callable[[], StreamPosition],
     ) -> None:
         """Create the sender of the master of `epoch`.
 
         Args:
             extent: returns the master's current extent.
-            states: returns its state changes after a number; raises InvalidInput if some of them are folded.
+            events: returns its next events after a number; raises InvalidInput if some of them were dropped.
             confirmed: returns the confirmed position, which each frame carries.
         """
         self._epoch = epoch
         self._extent = extent
-        self._states = states
+        self._events = events
         self._confirmed = confirmed
         self.position: StreamPosition | None = None
         self.hello: Hello | None = None
@@ -100,7 +100,7 @@ class ReplicationSender:
         Raises:
             ProtocolError: its extent makes no sense.
         """
-        if not end.covers(hello.begin):
+        if end.offset < hello.begin.offset:
             raise ProtocolError(f"replica {hello.replica} ends at {end}, before it begins at {hello.begin}")
         self.hello, self.position = hello, None
         extent = self._extent()
@@ -118,10 +118,10 @@ class ReplicationSender:
 
     @property
     def needs_state_from(self) -> int | None:
-        """Return the number after which the master must not fold frames, or None.
+        """Return the number after which the master must not drop events, or None.
 
-        Otherwise a replica that takes longer for the log than the master takes until its next folding would get one
-        snapshot after the other. A replica that prevents folding for too long is disconnected.
+        Otherwise a replica that takes longer for the log than the master takes until it drops the events would get
+        one copy after the other. A replica that needs too many events in memory is disconnected.
         """
         return self._tables_at if self.position is None else self.position.sequence
 
@@ -135,7 +135,7 @@ class ReplicationSender:
         None: everything is shipped, or the replica does not expect the stream.
 
         Raises:
-            ProtocolError: state that it still needs was folded meanwhile: close, it gets a snapshot when it reconnects.
+            ProtocolError: events that it still needs were dropped: close, it gets a copy when it reconnects.
         """
         position = self.position
         if position is None:
@@ -146,12 +146,12 @@ class ReplicationSender:
             return ShipEpoch(entry)
         bound = extent.end if entry is None else entry.start
         try:
-            pending = self._states(position.sequence)[: max(bound.sequence - position.sequence, 0)]
+            pending = self._events(position.sequence)[: max(bound.sequence - position.sequence, 0)]
         except InvalidInput as error:
-            raise ProtocolError(f"the state after {position.sequence} is folded") from error
-        due = [frame for frame in pending[:1024] if frame.log_offset <= position.offset]
+            raise ProtocolError(f"the events after {position.sequence} were dropped") from error
+        due = [event for event in pending if event.log_offset <= position.offset]
         if due:
-            return ShipStates(_fitting(due, most_bytes))
+            return ShipEvents(_fitting(due, most_bytes))
         log_bound = min(bound.offset, pending[0].log_offset) if pending else bound.offset
         if position.offset < log_bound:
             return ShipLog(position.offset, min(log_bound, position.offset + most_bytes))
@@ -168,10 +168,10 @@ class ReplicationSender:
         if isinstance(shipment, ShipEpoch):
             self._shipped_epoch = shipment.entry.epoch
             return self._frame(FrameKind.EPOCH, shipment.entry.start, encode_epochs([shipment.entry]))
-        if isinstance(shipment, ShipStates):
-            first = shipment.frames[0].sequence
-            self.position = position._replace(sequence=shipment.frames[-1].sequence)
-            return self._frame(FrameKind.STATE, position._replace(sequence=first), encode_states(shipment.frames))
+        if isinstance(shipment, ShipEvents):
+            first = shipment.events[0].sequence
+            self.position = position._replace(sequence=shipment.events[-1].sequence)
+            return self._frame(FrameKind.STATE, position._replace(sequence=first), encode_events(shipment.events))
         self.position = StreamPosition(position.offset + len(log), position.sequence)
         return self._frame(FrameKind.LOG, position, log)
 
@@ -186,12 +186,12 @@ class ReplicationSender:
         return ReplicationFrame(kind, self._epoch, position, self._confirmed(), body)
 
 
-def _fitting(frames: Sequence[StateChange], most_bytes: int) -> Sequence[StateChange]:
-    """Return as many of the frames as fit, at least one."""
+def _fitting(events: Sequence[JournalEvent], most_bytes: int) -> Sequence[JournalEvent]:
+    """Return as many of the events as fit, at least one."""
     most = min(most_bytes, MAX_BODY[FrameKind.STATE])
     total = 0
-    for number, frame in enumerate(frames):
-        total += len(frame.payload) + 12
+    for number, event in enumerate(events):
+        total += len(event.payload) + 12
         if total > most and number:
-            return frames[:number]
-    return frames
+            return events[:number]
+    return events

@@ -12,8 +12,7 @@ from raymq.actors.broker.core import backup_lease as module
 from raymq.actors.broker.core.backup_lease import LEASE_SECONDS, BackupLeases
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.errors import InvalidInput
-from raymq.storage.errors import BackupFailed
-from raymq.storage.files import file_calls
+from raymq.storage.errors import BackupFailed, StateMismatch
 from raymq.storage.log.retention import DiskUsage
 from raymq.storage.store import Store
 from tests.store_records import EXPIRING, append, make_record
@@ -71,10 +70,8 @@ def test_full_disk_overrides_backup_lease(store: Store, clock: FakeClock, monkey
 
 
 def test_backup_lease_expires(store: Store, clock: FakeClock) -> None:
-    plain = file_calls.current
     backups = BackupLeases(store, clock)
     lease = backups.begin()
-    assert file_calls.current is not plain
     with pytest.raises(BackupFailed, match="another backup"):
         backups.begin()
     clock.now += LEASE_SECONDS - 1
@@ -83,7 +80,8 @@ def test_backup_lease_expires(store: Store, clock: FakeClock) -> None:
     assert backups.retained_from() == store.min_physical_offset
     clock.now += 1
     assert backups.retained_from() is None
-    assert file_calls.current is plain
+    with pytest.raises(StateMismatch):
+        list(lease.parts)  # its files are closed
     with pytest.raises(BackupFailed, match="start a new backup"):
         backups.renew(lease.id)
     other = backups.begin()
@@ -91,4 +89,3 @@ def test_backup_lease_expires(store: Store, clock: FakeClock) -> None:
     assert backups.retained_from() is not None, "the end of a former one says nothing of this one"
     backups.end(other.id)
     backups.end(other.id)
-    assert file_calls.current is plain

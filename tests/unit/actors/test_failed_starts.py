@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.broker import opened_broker
 from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.opened_broker import OpenedBroker
@@ -71,12 +72,14 @@ class Machine:
         self.directory = target
 
     def start_in_vain(self) -> None:
-        def fail(_: Store) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise RuntimeError("what stands behind the opening of the store")
 
         spec = BrokerSpec("broker-a", "c", str(self.directory), "127.0.0.1", (), store={})
-        with pytest.raises(RuntimeError):
-            OpenedBroker.open(spec, 1, 1, fail)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(opened_broker, "write_identity", fail)
+            with pytest.raises(RuntimeError):
+                OpenedBroker.open(spec, 1, 1)
 
     def deliver(self) -> None:
         self.clock.advance(10)

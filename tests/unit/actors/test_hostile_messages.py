@@ -27,7 +27,7 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, Record, encode
-from raymq.storage.tables.quarantine_file import QuarantineEntry
+from raymq.storage.tables.quarantined_messages import QuarantineEntry
 from raymq.storage.timers.timer_entry import MIN_KEY
 from tests.faulty_calls import UnsyncedCalls
 from tests.staged_rows import body_of

@@ -18,6 +18,7 @@ from raymq.storage.backup.backup_reader import read_catalog
 from raymq.storage.backup.backup_restore import restore
 from raymq.storage.backup.backup_retention import prune_backups
 from raymq.storage.backup.backup_source import StoppedDirectory
+from raymq.storage.backup.backup_state import is_backup_path
 from raymq.storage.backup.backup_target import FolderTarget
 from raymq.storage.backup.backup_verification import verify_backups
 from raymq.storage.backup.backup_writer import create_backup
@@ -26,7 +27,6 @@ from raymq.storage.emergency_cleaner import EmergencyCleaner
 from raymq.storage.empty_log import create_empty_log
 from raymq.storage.errors import FormatTooNew, StoreCorrupt
 from raymq.storage.files import json_file
-from raymq.storage.state.state_files import is_state
 from raymq.storage.store import Store
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.version import VERSION
@@ -190,8 +190,8 @@ def test_larger_of_two_formats_counts(directory: Path) -> None:
     assert read_format(directory) == NEWER
 
 
-def test_format_files_are_not_replicated(directory: Path) -> None:
-    assert not any(is_state(str(each.relative_to(directory))) for each in format_files(directory))
+def test_format_files_are_no_state_of_a_backup(directory: Path) -> None:
+    assert not any(is_backup_path(str(each.relative_to(directory))) for each in format_files(directory))
 
 
 # Backups

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFollows, StoreFull
-from raymq.storage.state import topic_deletion_journal
 from raymq.storage.store import Store
 from raymq.storage.tables import leader_epoch_checkpoint
 from raymq.storage.tables.pending_truncation import PendingTruncation
@@ -29,7 +28,7 @@ def test_truncated_former_master_equals_the_new_master(tmp_path: Path) -> None:
         assert former.max_physical_offset == both.place
         assert read_bodies(former)["gone", 0] == [b"gone"]
         assert former.incarnation("gone") == 0
-        assert former.delay_offsets.get(1) == 2
+        assert former.delay_offsets.get(1) is None, "copies of delivered messages may be among the truncated ones"
     shutil.copytree(both.former, tmp_path / "copy")
     with Store.open(both.former, CONFIG) as former:
         assert both.check(former)
@@ -170,7 +169,7 @@ def test_damaged_index_is_rebuilt_together_with_queues(tmp_path: Path) -> None:
         append(store, make_record(b"first", keys="k"))
     (index,) = (tmp_path / "index").iterdir()
     index.write_bytes(b"\xff" * 40 + index.read_bytes()[40:])
-    topic_deletion_journal.save(tmp_path / "raymq" / "rebuild_queues", [])
+    (tmp_path / "raymq" / "rebuild_queues").write_bytes(b"")
     with Store.open(tmp_path, SMALL, is_replica=True) as store:
         assert len(store.query("orders", "k", 0, 1 << 60, 9)) == 1
 

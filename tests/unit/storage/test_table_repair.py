@@ -357,6 +357,17 @@ def test_damaged_journal_is_reported_and_copied_by_repair(damaged: Path) -> None
     check_rest(damaged)
 
 
+def test_repair_of_a_replica_leaves_the_gap_that_elections_see(damaged: Path) -> None:
+    # A snapshot with a new number hid it: the repaired replica was elected before one that had all changes.
+    paths = StorePaths(damaged)
+    paths.replica.touch()
+    for _ in range(2):
+        [done] = repair(damaged)
+        assert "copy" in done.rebuilt
+    with Store.open(damaged, CONFIG, is_replica=True) as store:
+        assert store.journal.is_lossy
+
+
 def test_start_without_repair_keeps_the_rest_of_a_journal(damaged: Path) -> None:
     check_rest(damaged)
     assert find_broken(damaged) == [], "the start has written a snapshot"

@@ -34,8 +34,8 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
-from raymq.storage.state.state_files import RAYMQ_FOLDER, STAGED_FOLDER, STAGED_FOLDER_TAKEN
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.mirrored_file import decode_mirrored
 from raymq.storage.tables.staged_chunk import chunk_name, decode_chunk, decode_header
 from raymq.storage.tables.staged_records import (
@@ -67,22 +67,21 @@ def convert(store: Store, table: StagedRecords, log: StagedChunkLog) -> None:
 
     Raise StoreFull, StoreFailed or StoreBusy if it could not be done now; nothing is lost.
     """
-    own = store.directory / RAYMQ_FOLDER
-    folder, taken = own / STAGED_FOLDER, own / STAGED_FOLDER_TAKEN
+    folder, taken = StorePaths(store.directory).former_staged
     if folder.is_dir():
         for path in _transactions_in(folder):
             _take_over(path, table, store.recovery_bounds)
         table.sync()
         failpoint("staged_folders.before_rename")
         fileutil.move(folder, taken)
-        fileutil.sync_directory(own)
+        fileutil.sync_directory(folder.parent)
     if taken.is_dir():
         failpoint("staged_folders.after_rename")
         with store.bypass_disk_limit():
             _append_chunks(taken, store, table, log)
         failpoint("staged_folders.before_removal")
         fileutil.remove_tree(taken)
-        fileutil.sync_directory(own)
+        fileutil.sync_directory(folder.parent)
 
 
 def _transactions_in(folder: Path) -> Iterator[Path]:

@@ -24,7 +24,6 @@ from raymq.storage.records import record as layout
 from raymq.storage.records import record_batch
 from raymq.storage.records.property_columns import PropertyColumns, properties_of_batch
 from raymq.storage.records.record import Record
-from raymq.storage.staged_topic import STAGED_TOPIC
 from raymq.storage.store import Store
 
 #: flag, born time in ms, CRC-32 of the body, its length
@@ -89,7 +88,8 @@ def next_delivered_copies(store: Store, begin: int) -> tuple[list[DeliveredCopy]
 
     One call takes some milliseconds; see `search_log`.
     """
-    for part in scan_property(store, names.DELIVERED_FROM, log_end, not_in=(SCHEDULE_TOPIC, TIMER_TOPIC, STAGED_TOPIC)):
+
+    def convert(part: LogMatches) -> list[DeliveredCopy]:
         copies = list(_claimed(part))
         entries = {
             level: _entries(store, level, {copy.origin.offset for copy in copies if copy.origin.level == level})
@@ -124,13 +124,19 @@ def find_dequeued(store: Store, log_end: int) -> Iterator[tuple[MessageFingerpri
     Only records at or after `log_end` of the log are searched. Such a record does not name its origin; the message was
     delivered, or stored again to wait on. Each item is its fingerprint, its physical offset and its size.
     """
-    for part in scan_property(store, names.TIMER_DEQUEUE_MS, log_end, not_in=(SCHEDULE_TOPIC, STAGED_TOPIC)):
-        fingerprints = [MessageFingerprint(part.topic, *each) for each in _keyed(part)]
-        if part.topic == TIMER_TOPIC:
-            senses = list(_senses(part.batch, part.columns))
-            fingerprints = [senses[number] for number in part.marked.tolist()]
-        places, sizes = part.batch.physical_offsets[part.marked].tolist(), part.batch.sizes[part.marked].tolist()
-        yield from zip(fingerprints, places, sizes, strict=True)
+    while log_end < store.max_physical_offset:
+        found, log_end = search_log(store, names.TIMER_DEQUEUE_MS, log_end, _dequeued)
+        yield from found
+
+
+def _dequeued(part: LogMatches) -> list[tuple[MessageFingerprint, int, int]]:
+    places, sizes = part.batch.physical_offsets.tolist(), part.batch.sizes.tolist()
+    waiting, copies = _senses(part.batch, part.columns), _copied(part)
+    return [
+        (sense if topic == TIMER_TOPIC else copy, place, size)
+        for topic, sense, copy, place, size in zip(part.topics, waiting, copies, places, sizes, strict=True)
+        if topic != SCHEDULE_TOPIC
+    ]
 
 
 def waiting_fingerprint(store: Store, offset: int) -> MessageFingerprint | None:

@@ -1,4 +1,4 @@
-"""Test that a replica keeps its former delay levels until a snapshot is complete."""
+"""Test that a replica keeps its former delay levels until a copy of the state is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.client import Message
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
-from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.unit.actors.bench import CONFIG, Bench
 
@@ -28,7 +27,6 @@ def dues_ms(store: Store) -> list[int]:
 def kill(stream: ReplicaStream) -> None:
     stream.store._flusher.stop()
     stream.store._abandon()
-    stream.states.close()
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def killed_broker(tmp_path: Path) -> tuple[list[int], int]:
 
 
 def open_stream(directory: Path) -> ReplicaStream:
-    return ReplicaStream.open(directory, OTHER, ReplicaFile(directory), StateReplica(directory))
+    return ReplicaStream.open(directory, OTHER, ReplicaFile(directory))
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])

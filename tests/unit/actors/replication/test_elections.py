@@ -20,16 +20,16 @@ from raymq.actors.broker.replication.replica_claims import (
     make_nonce,
     predecessor_lease,
 )
-from raymq.actors.broker.replication.state_stream import StateStream
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.errors import RegisterUnavailable
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.keeper.in_memory_keepers import group, group_with_master, replica
+from tests.unit.actors.replication.model.state_stream import StateStream
 
 STATE = group_with_master(1, 6, 3).start_election()
 
@@ -301,12 +301,12 @@ def test_clamp_drops_state_of_missing_messages() -> None:
 
 def test_out_of_order_state_frame_raises_protocol_error() -> None:
     stream = StateStream(4)
-    stream.take(StateChange(5, 100, b"x"))
+    stream.take(JournalEvent(5, 100, b"x"))
     for frame in (
-        StateChange(5, 100, b"x"),
-        StateChange(7, 100, b"x"),
-        StateChange(6, 99, b"x"),
-        StateChange(6, 100, b""),
+        JournalEvent(5, 100, b"x"),
+        JournalEvent(7, 100, b"x"),
+        JournalEvent(6, 99, b"x"),
+        JournalEvent(6, 100, b""),
     ):
         with pytest.raises(ProtocolError):
             stream.take(frame)

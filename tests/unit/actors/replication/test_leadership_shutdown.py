@@ -19,9 +19,9 @@ from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
 from raymq.actors.keeper.keeper_messages import Registered
 from raymq.actors.keeper.register import Register
 from raymq.storage import directory_format
-from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
+from tests.state_shipping import keep_events
 from tests.store_records import SMALL, append, make_record
 
 
@@ -49,15 +49,15 @@ class StalledTransport(asyncio.Transport):
 
 
 async def test_master_stop_succeeds_with_lagging_replica(tmp_path: Path) -> None:
-    recorder = StateRecorder.begin(tmp_path, log_end=lambda: 0)
-    store = Store.open(tmp_path, SMALL)
+    store = keep_events(Store.open(tmp_path, SMALL))
+    journal = store.journal
     records = {each: ReplicaRecord(f"i{each}", f"127.0.0.1:{each}", f"n{each}") for each in (1, 2)}
     state = GroupState(master=1, epoch=1, in_sync=frozenset({1}), replicas=records)
-    epochs = EpochFileCache(EpochFile(*StorePaths(tmp_path).master_epochs), BEGIN, StreamPosition(0, recorder.last))
-    epochs.begin(EpochStart(1, StreamPosition(0, recorder.last)))
-    begin = StreamPosition(0, recorder.last)
+    epochs = EpochFileCache(EpochFile(*StorePaths(tmp_path).master_epochs), BEGIN, StreamPosition(0, journal.last))
+    epochs.begin(EpochStart(1, StreamPosition(0, journal.last)))
+    begin = StreamPosition(0, journal.last)
     register = cast("Register", SimpleNamespace())
-    leadership = Leadership("c", "g", 1, "n1", Registered(1, "", state), register, recorder, epochs, begin, begin)
+    leadership = Leadership("c", "g", 1, "n1", Registered(1, "", state), register, journal, epochs, begin, begin)
     leadership.lease.given(leadership.lease.ask(), 100.0)
     leadership.hold(store)
     leadership.start_replication(lambda *_: None, cast("GroupCommit", SimpleNamespace()))
@@ -79,4 +79,3 @@ async def test_master_stop_succeeds_with_lagging_replica(tmp_path: Path) -> None
     await leadership.finish()
     assert transport.aborted, "it says HELLO to the next master"
     leadership.leave()
-    recorder.stop()

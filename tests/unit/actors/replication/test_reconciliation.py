@@ -66,7 +66,7 @@ def test_reconcile_replica_ahead_or_below_master_minimum() -> None:
     assert reconcile(master, extent(at(150, 12), ONE, THREE)) == from_begin
     assert reconcile(master, extent(BEGIN)) == from_begin
     folded = extent(at(500, 50), (1, at(0)), begin=at(0, 5))
-    tables = InstallSnapshot(SnapshotReason.STATE_FOLDED, at(10, 5), 1, keeps_log=True)
+    tables = InstallSnapshot(SnapshotReason.STATE_DROPPED, at(10, 5), 1, keeps_log=True)
     assert reconcile(folded, extent(at(10, 2), (1, at(0)))) == tables
 
 

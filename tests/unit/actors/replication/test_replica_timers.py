@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from raymq.actors.broker.core.delay import timer_indexer
 from raymq.actors.broker.core.delay.replica_timers import ReplicaTimers
-from raymq.actors.broker.replica.follower_tasks import FollowerTasks
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
-from raymq.storage.state.state_recorder import StateRecorder
-from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from raymq.storage.timers import timer_log
 from raymq.storage.timers.timer_entry import MIN_KEY, EntryKind
@@ -48,7 +43,7 @@ class TimerPair:
     def open(self) -> None:
         """Open the replica as its process does."""
         directory = self.root / "replica"
-        self.stream = ReplicaStream.open(directory, CONFIG, ReplicaFile(directory), StateReplica(directory))
+        self.stream = ReplicaStream.open(directory, CONFIG, ReplicaFile(directory))
 
     def ship(self, *, follow: bool = True, confirm: bool = True) -> None:
         """Ship all of the master's log; the replica indexes it, and knows that it is confirmed."""
@@ -77,13 +72,11 @@ class TimerPair:
         stream.timers.close()
         stream.store._flusher.stop()
         stream.store._abandon()
-        stream.states.close()
 
     def stop(self) -> None:
         """Close the replica in order."""
         stream, self.stream = self.replica, None
         stream.close()
-        stream.states.close()
 
     def promote(self) -> TimerBench:
         """Start a master in the replica's directory, at the time of the former one."""
@@ -267,30 +260,30 @@ def test_timers_are_derived_anew_after_a_wiped_log(pair: TimerPair) -> None:
     assert pair.waiting() == [0, 1]
 
 
-def test_snapshot_has_no_timers_and_keeps_those_of_the_replica(tmp_path: Path) -> None:
-    recorder = StateRecorder.begin(tmp_path / "master", log_end=lambda: 0)
+def receive_copy(stream: ReplicaStream, master: Store) -> None:
+    """Give a stream a copy of the master's state journal."""
+    copy = master.journal.copy()
+    stream.begin_snapshot(StreamPosition(stream.end.offset, copy.sequence), keeps_log=True)
+    for part in copy.parts():
+        stream.load(part.encode())
+    stream.end_snapshot(copy.sequence, EpochMap())
+    copy.close()
+
+
+def test_copy_of_the_state_keeps_a_replicas_timers(tmp_path: Path) -> None:
     pair = TimerPair(tmp_path)
     master = pair.master
-    recorder.log_end = lambda: master.store.max_physical_offset
     master.send(b"a", b"b", after=1.0)
     master.deliver()
     master.checkpoint()
     pair.ship()
     pair.checkpoint()
     before = {path.name: path.read_bytes() for path in (tmp_path / "replica/raymq/timers").iterdir()}
-    snapshot = recorder.snapshot()
-    assert (tmp_path / "master/raymq/timers/state.json").exists()
-    pair.replica.begin_snapshot(StreamPosition(pair.replica.end.offset, snapshot.sequence), keeps_log=True)
-    for part in snapshot.parts():
-        assert b"raymq/timers" not in part
-        pair.replica.load(part)
-    pair.replica.end_snapshot(snapshot.sequence, EpochMap())
-    snapshot.close()
+    receive_copy(pair.replica, master.store)
     assert {path.name: path.read_bytes() for path in (tmp_path / "replica/raymq/timers").iterdir()} == before
     pair.follow()
     assert pair.waiting() == [0, 1]
     pair.close()
-    recorder.stop()
 
 
 def confirmed_by(timers: TimerPair, *, confirm: bool) -> None:
@@ -339,18 +332,18 @@ def test_dropped_timer_is_refused_again_with_the_same_note(pair: TimerPair) -> N
     master.clock.advance(1)
     assert master.deliver() == [b"sound"]
     [note] = master.core.set_aside.notes()
-    content = (pair.root / "master" / "raymq" / "set_aside.jsonl").read_bytes()
-    (pair.root / "replica" / "raymq" / "set_aside.jsonl").write_bytes(content)  # shipped as state
     successor = pair.promote()
+    successor.core.set_aside.put([note])  # the master's event
+    last = successor.store.journal.newest_of(successor.store.tables.quarantined)
     assert successor.deliver() == [b"sound"]
     assert successor.core.set_aside.notes() == [note]
-    assert (pair.root / "replica" / "raymq" / "set_aside.jsonl").read_bytes() == content
+    assert successor.store.journal.newest_of(successor.store.tables.quarantined) == last
     assert successor.recall(damaged) is RecallStatus.UNKNOWN
     successor.clock.advance(2 * HOUR)
     assert successor.deliver() == []
 
 
-def test_snapshot_undoes_that_a_timer_was_dropped(pair: TimerPair) -> None:
+def test_copy_undoes_that_a_timer_was_dropped(pair: TimerPair) -> None:
     """Guard against the loss of a message whose topic was deleted by a change that no replica has.
 
     The master that had dropped the message becomes a replica, and is promoted before its successor has delivered it.
@@ -363,36 +356,10 @@ def test_snapshot_undoes_that_a_timer_was_dropped(pair: TimerPair) -> None:
     master.checkpoint()
     master.close()
     directory = pair.root / "master"
-    states = StateReplica(directory)
-    stream = ReplicaStream.open(directory, CONFIG, ReplicaFile(directory), states)
+    stream = ReplicaStream.open(directory, CONFIG, ReplicaFile(directory))
     assert waiting(stream.timers) == []
-    stream.begin_snapshot(StreamPosition(stream.end.offset, 1), keeps_log=True)
+    with Store.open(pair.root / "other", CONFIG) as successor:
+        receive_copy(stream, successor)
     assert waiting(stream.timers) == [0]
     stream.close()
-    states.close()
     pair.benches.remove(master)
-
-
-@pytest.mark.parametrize("state", ["no connection", "not following", "no stream"])
-async def test_timers_rest_while_another_thread_has_the_store(state: str) -> None:
-    connection = None if state == "no connection" else SimpleNamespace(is_following=state != "not following")
-    stream = None if state == "no stream" else SimpleNamespace()  # any use would raise AttributeError
-    member = SimpleNamespace(stream=stream, connection=connection)
-    tasks = FollowerTasks(cast("Any", member), cast("Any", None), asyncio.Lock())
-    assert await tasks.index_timers() is None
-    await tasks.checkpoint_timers()
-
-
-async def test_timers_are_indexed_in_steps_and_checkpointed(pair: TimerPair) -> None:
-    for _ in range(3):
-        pair.master.send(b"a", b"b", after=HOUR)
-    pair.ship(follow=False)
-    member = SimpleNamespace(stream=pair.replica, connection=SimpleNamespace(is_following=True))
-    tasks = FollowerTasks(cast("Any", member), cast("Any", None), asyncio.Lock())
-    pauses = [await tasks.index_timers()]
-    while pauses[-1] is not None:
-        pauses.append(await tasks.index_timers())
-    assert len(pauses) > 1
-    assert pair.waiting() == list(range(6))
-    await tasks.checkpoint_timers()
-    assert '"enqueued": 6' in (pair.root / "replica/raymq/timers/state.json").read_text()

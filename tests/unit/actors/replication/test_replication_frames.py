@@ -14,13 +14,13 @@ from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.frame_bodies import (
     Hello,
     encode_epochs,
+    encode_events,
     encode_number,
-    encode_states,
     read_epoch,
     read_epochs,
+    read_events,
     read_hello,
     read_number,
-    read_states,
 )
 from raymq.actors.broker.replication.replication_frames import (
     HEAD_BYTES,
@@ -34,8 +34,8 @@ from raymq.actors.broker.replication.replication_frames import (
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
+from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.records import crc
-from raymq.storage.state.state_changes import StateChange
 
 P = StreamPosition
 LOG = ReplicationFrame(FrameKind.LOG, 7, P(4096, 9), P(4000, 8), b"bytes of the log")
@@ -127,7 +127,7 @@ def test_random_bytes_decode_or_raise_protocol_error(content: bytes) -> None:
             with contextlib.suppress(ProtocolError):
                 read(body)
     with contextlib.suppress(ProtocolError):
-        read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=content))
+        read_events(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=content))
     with contextlib.suppress(ProtocolError):
         list(ReplicationReader().feed(content))
 
@@ -141,8 +141,8 @@ def test_frame_bodies_round_trip() -> None:
     assert read_epochs(encode_epochs(EPOCHS)) == EPOCHS
     assert read_epoch(encode_epochs([EpochStart(3, P(100, 4))])) == EpochStart(3, P(100, 4))
     assert read_number(encode_number(7)) == 7
-    states = [StateChange(5, 100, b"a"), StateChange(6, 120, b"bc")]
-    assert read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 5), body=encode_states(states))) == states
+    states = [JournalEvent(5, 100, b"a"), JournalEvent(6, 120, b"bc")]
+    assert read_events(ReplicationFrame(FrameKind.STATE, 1, P(0, 5), body=encode_events(states))) == states
 
 
 def test_truncated_hello_raises_protocol_error() -> None:
@@ -166,9 +166,9 @@ def test_inconsistent_frame_bodies_are_refused() -> None:
     with pytest.raises(ProtocolError):
         read_epochs(falling)
     with pytest.raises(ProtocolError):
-        read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=b""))
+        read_events(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=b""))
     with pytest.raises(ProtocolError):
-        read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=encode_states([StateChange(1, 0, b"")])))
+        read_events(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=encode_events([JournalEvent(1, 0, b"")])))
 
 
 def test_hello_with_format_round_trips() -> None:

@@ -18,13 +18,13 @@ from raymq.actors.broker.replication.replication_receiver import (
     ReplicationReceiver,
     Step,
     TruncateStream,
+    WriteEvents,
     WriteLog,
-    WriteStates,
 )
 from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
-from raymq.actors.broker.replication.state_stream import StateStream
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
+from tests.unit.actors.replication.model.state_stream import StateStream
 
 
 class Side:
@@ -64,8 +64,8 @@ class Side:
         if isinstance(step, WriteLog):
             assert step.offset == self.end.offset
             self.log += step.content
-        elif isinstance(step, WriteStates):
-            for frame in step.frames:
+        elif isinstance(step, WriteEvents):
+            for frame in step.events:
                 self.states.take(frame)
         elif isinstance(step, BeginEpoch):
             self.epochs.append(step.entry)

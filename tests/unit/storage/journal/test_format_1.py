@@ -25,7 +25,7 @@ from raymq.storage.directory_format import CURRENT_FORMAT, read_format
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import NAMES, arm
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state.state_files import is_state_of_format_1
+from raymq.storage.former_files import former_format
 from raymq.storage.store import Store
 from raymq.storage.tables.write_transactions import SeriesCommit, WriteState, WriteTransaction
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
@@ -121,7 +121,7 @@ def copied(former: Path, name: str) -> Path:
 
 def former_files(directory: Path) -> list[str]:
     names = [path.name for path in sorted((directory / "raymq").iterdir())]
-    return [name for name in names if is_state_of_format_1(f"raymq/{name}")]
+    return [name for name in names if former_format(name)]
 
 
 def check_converted(directory: Path) -> None:
@@ -179,12 +179,7 @@ def test_killed_conversion_loses_nothing(former: Path, step: str) -> None:
         check_converted(directory)
         shutil.rmtree(directory)
         times += 1
-    assert times > 1 or step in {
-        "state.before_removal",
-        "state.before_write",
-        "state.after_write",
-        "format.before_last_event",
-    }
+    assert times > 1 or step in {"state.before_removal", "state.before_write", "state.after_write"}
 
 
 def test_conversion_killed_again_and_again_loses_nothing(former: Path) -> None:

@@ -24,9 +24,9 @@ from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import NAMES
 from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.former_files import former_format
 from raymq.storage.journal.journal_frames import decode_frames, encode_frame
 from raymq.storage.log.checkpoint import CheckpointState
-from raymq.storage.state.state_files import former_format
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.quarantined_messages import QuarantineEntry
@@ -87,7 +87,7 @@ def copied(former: Path, name: str) -> Path:
 
 
 def former_files(directory: Path) -> list[Path]:
-    return [path for path in sorted((directory / "raymq").iterdir()) if former_format(f"raymq/{path.name}") == 2]
+    return [path for path in sorted((directory / "raymq").iterdir()) if former_format(path.name) == 2]
 
 
 def producers_in(path: Path) -> tuple[list[Any], int]:
@@ -122,7 +122,7 @@ def check_converted(directory: Path, expected: dict[str, Any]) -> None:
         with Store.open(directory, CONFIG) as store:
             assert content_of(store) == expected
             assert store.recovery.corruption == []
-        assert [path.name for path in (directory / "raymq").iterdir() if former_format(f"raymq/{path.name}")] == []
+        assert [path.name for path in (directory / "raymq").iterdir() if former_format(path.name)] == []
         assert read_format(directory).number == CURRENT_FORMAT
     with Store.open(directory, CONFIG, read_only=True) as store:
         assert content_of(store) == expected
@@ -230,12 +230,21 @@ def test_epochs_of_the_former_file_format_are_read(former: Path) -> None:
         assert [epochs.truncated_since(epoch) for epoch in (1, 2, 3, 4)] == [500, 700, None, 0]
 
 
-def test_replica_of_format_2_keeps_its_files(former: Path) -> None:
-    # Its master may not have converted its own yet; if this replica is elected, they are read.
-    expected, names = written(former), former_files(former)
-    Store.open(former, CONFIG, is_replica=True).close()
-    assert former_files(former) == names
+def test_replica_of_format_2_is_converted(former: Path) -> None:
+    """Its numbers are those of no other broker, so that it takes a copy of its master's journal."""
+    expected = written(former)
+    with Store.open(former, CONFIG, is_replica=True) as store:
+        assert store.journal.last > 1 << 60
+    assert former_files(former) == []
     check_converted(former, expected)
+
+
+@pytest.mark.parametrize("is_replica", [True, False])
+def test_half_received_state_of_a_replica_is_dropped(former: Path, is_replica: bool) -> None:
+    (former / "raymq" / "state_snapshot").write_bytes(b"[]")
+    with Store.open(former, CONFIG, is_replica=is_replica) as store:
+        assert store.journal.last > 1 << 60
+    assert former_files(former) == []
 
 
 def test_messages_are_kept(former: Path) -> None:
@@ -267,12 +276,6 @@ def test_spare_copy_of_delay_levels_is_used(former: Path) -> None:
     (former / "raymq" / "delay_levels.json").write_bytes(b"{")
     with Store.open(former, CONFIG, read_only=True) as store:
         assert store.delay_level_history.saved[0] == (0, "1s 5s")
-
-
-def test_replica_of_format_2_uses_its_file_of_delay_levels(former: Path) -> None:
-    # Its master's journal has none before the master was converted.
-    with Store.open(former, CONFIG, is_replica=True) as store:
-        assert store.delay_level_history.saved == [(0, "1s 5s"), (102, "1m 5m")]
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2, 3])

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.reconciliation import StreamExtent
-from raymq.actors.broker.replication.state_stream import StateStream
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import StoreFailed
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
+from tests.unit.actors.replication.model.state_stream import StateStream
 
 #: A message consists of its number, in this many bytes.
 RECORD_BYTES = 8
@@ -34,7 +34,7 @@ class BrokerDisk:
 
     identity: str
     log: bytearray = field(default_factory=bytearray)
-    frames: list[StateChange] = field(default_factory=list)
+    frames: list[JournalEvent] = field(default_factory=list)
     epochs: EpochMap = field(default_factory=EpochMap)
     #: The tables: the last frame folded into them, and the committed offset of the consumer group.
     folded: tuple[int, int] = (0, 0)

@@ -17,16 +17,16 @@ from raymq.actors.broker.replication.replication_receiver import (
     ReplicationReceiver,
     Step,
     TruncateStream,
+    WriteEvents,
     WriteLog,
-    WriteStates,
 )
-from raymq.actors.broker.replication.state_stream import StateStream
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.storage.errors import StoreError
 from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
 from tests.unit.actors.replication.model.network import Line
+from tests.unit.actors.replication.model.state_stream import StateStream
 
 
 class ReplicaPart(BrokerParts):
@@ -104,10 +104,10 @@ class ReplicaPart(BrokerParts):
         if isinstance(step, WriteLog):
             assert step.offset == len(disk.log), "a gap"
             disk.log += step.content
-        elif isinstance(step, WriteStates):
-            for frame in step.frames:
+        elif isinstance(step, WriteEvents):
+            for frame in step.events:
                 self.states.take(frame)
-            disk.frames += step.frames
+            disk.frames += step.events
         elif isinstance(step, BeginEpoch):
             disk.epochs.append(step.entry)
         elif isinstance(step, TruncateStream):

@@ -1,12 +1,12 @@
-"""Test the replication backlog: its bounds, and that its changes have no gap."""
+"""Test the replication backlog: its bounds, and that its events have no gap."""
 
 from __future__ import annotations
 
 import pytest
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.replication_backlog import MAX_CHANGES, ReplicationBacklog
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
+from raymq.storage.journal.replication_backlog import MAX_EVENTS, ReplicationBacklog
 
 
 def filled_backlog(
@@ -14,11 +14,11 @@ def filled_backlog(
 ) -> ReplicationBacklog:
     ring = ReplicationBacklog(10, most_bytes, most_held)
     for number in range(11, 11 + count):
-        ring.add(StateChange(number, 0, b"x" * size))
+        ring.add(JournalEvent(number, 0, b"x" * size))
     return ring
 
 
-def test_after_returns_changes_behind_a_sequence_number() -> None:
+def test_after_returns_events_behind_a_sequence_number() -> None:
     ring = filled_backlog(5)
     assert [each.sequence for each in ring.after(10)] == [11, 12, 13, 14, 15]
     assert [each.sequence for each in ring.after(13)] == [14, 15]
@@ -27,34 +27,34 @@ def test_after_returns_changes_behind_a_sequence_number() -> None:
         ring.after(9)
 
 
-def test_old_changes_are_dropped_beyond_the_byte_limit() -> None:
+def test_old_events_are_dropped_beyond_the_byte_limit() -> None:
     ring = filled_backlog(1_000, most_bytes=100_000)
-    assert (len(ring), ring.folded, ring.last) == (100, 910, 1_010)
+    assert (len(ring), ring.dropped, ring.last) == (100, 910, 1_010)
     assert [each.sequence for each in ring.after(910)] == list(range(911, 1_011))
     assert [each.sequence for each in ring.after(950)] == list(range(951, 1_011))
     with pytest.raises(InvalidInput):
         ring.after(909)
 
 
-def test_change_larger_than_the_backlog_is_folded_at_once() -> None:
+def test_event_larger_than_the_backlog_is_folded_at_once() -> None:
     ring = filled_backlog(3, most_bytes=500)
-    assert (len(ring), ring.folded, ring.last) == (0, 13, 13)
+    assert (len(ring), ring.dropped, ring.last) == (0, 13, 13)
     assert list(ring.after(13)) == []
 
 
-def test_retained_changes_are_held_up_to_a_bound() -> None:
+def test_retained_events_are_held_up_to_a_bound() -> None:
     ring = filled_backlog(10, most_bytes=100_000, most_held=300_000)
     ring.retain(15)
     for number in range(21, 251):
-        ring.add(StateChange(number, 0, b"x" * 800))
-    assert ring.folded == 15
+        ring.add(JournalEvent(number, 0, b"x" * 800))
+    assert ring.dropped == 15
     for number in range(251, 611):
-        ring.add(StateChange(number, 0, b"x" * 800))
-    assert ring.folded == 310, "it takes too much: the replica gets another snapshot"
+        ring.add(JournalEvent(number, 0, b"x" * 800))
+    assert ring.dropped == 310, "it takes too much: the replica gets another snapshot"
     ring.retain(None)
-    assert ring.folded == 510
+    assert ring.dropped == 510
 
 
-def test_after_returns_at_most_max_changes() -> None:
-    ring = filled_backlog(3 * MAX_CHANGES, size=1)
-    assert [each.sequence for each in ring.after(20)] == list(range(21, 21 + MAX_CHANGES))
+def test_after_returns_at_most_max_events() -> None:
+    ring = filled_backlog(3 * MAX_EVENTS, size=1)
+    assert [each.sequence for each in ring.after(20)] == list(range(21, 21 + MAX_EVENTS))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.state_changes import StateChange
+from raymq.storage.journal.journal_event import JournalEvent
 
 
 class StateStream:
@@ -25,10 +25,10 @@ class StateStream:
         folded: the tables have everything up to this number.
     """
 
-    def __init__(self, folded: int = 0, frames: Iterable[StateChange] = ()) -> None:
+    def __init__(self, folded: int = 0, frames: Iterable[JournalEvent] = ()) -> None:
         """Create a stream of `frames`. Raise ProtocolError if they are not consecutive."""
         self.folded = folded
-        self._frames: list[StateChange] = []
+        self._frames: list[JournalEvent] = []
         for frame in frames:
             self.take(frame)
 
@@ -40,13 +40,13 @@ class StateStream:
         """Return the number of the newest frame."""
         return self.folded + len(self._frames)
 
-    def make(self, payload: bytes, log_offset: int) -> StateChange:
+    def make(self, payload: bytes, log_offset: int) -> JournalEvent:
         """Append and return a new frame of a master."""
-        frame = StateChange(self.last + 1, log_offset, payload)
+        frame = JournalEvent(self.last + 1, log_offset, payload)
         self.take(frame)
         return frame
 
-    def take(self, frame: StateChange) -> None:
+    def take(self, frame: JournalEvent) -> None:
         """Append the next frame of the stream.
 
         Raises:
@@ -58,7 +58,7 @@ class StateStream:
             raise ProtocolError(f"state frame {frame.sequence} goes back in the log, to {frame.log_offset}")
         self._frames.append(frame)
 
-    def after(self, sequence: int) -> Sequence[StateChange]:
+    def after(self, sequence: int) -> Sequence[JournalEvent]:
         """Return the frames after a number. Raise InvalidInput if some of them are folded."""
         if sequence < self.folded:
             raise InvalidInput("sequence", f"at least {self.folded}, earlier frames are folded", sequence)
@@ -80,7 +80,7 @@ class StateStream:
         del self._frames[keep:]
         return dropped
 
-    def fold(self, sequence: int, confirmed: StreamPosition) -> Sequence[StateChange]:
+    def fold(self, sequence: int, confirmed: StreamPosition) -> Sequence[JournalEvent]:
         """Remove and return the frames up to a number.
 
         The caller must have put them into the tables, durably, before the next call.
