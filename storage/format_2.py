@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledTable, Fields]]:
-    """Return the events that the former files stand for; the last one begins the recovery epochs.
+    """Return the former files' events; the last one begins the recovery epochs.
 
     Return nothing if there are no such files, or if the journal has their content. What is damaged is reported, and its
     spare copy is used, or it is left out.
@@ -69,7 +69,7 @@ def _counted_time(path: Path) -> Iterator[Fields]:
 
 
 def _quarantined(path: Path) -> Iterator[Fields]:
-    """Return the events of the quarantined messages, one line of JSON each; what is no such line is left out."""
+    """Return the events of quarantined messages; leave out malformed lines."""
     table = QuarantinedMessages()
     for each in (path.with_name(f"{path.name}.older"), path):
         with contextlib.suppress(FileNotFoundError):
@@ -81,7 +81,7 @@ def _quarantined(path: Path) -> Iterator[Fields]:
 
 
 def _producers(path: Path) -> Iterator[Fields]:
-    """Return the events of the producers' states, and of the position behind them in the log.
+    """Return the events of producer states and of their log position.
 
     What is behind damage does not count: it does not say to which position of the log it belongs.
     """
@@ -103,7 +103,7 @@ def _producers(path: Path) -> Iterator[Fields]:
 
 
 def _epochs(path: Path, table: RecoveryEpochs) -> Fields:
-    """Return the event of the recovery epochs; if the file is missing or damaged, that of a new one."""
+    """Return the event of the file's recovery epochs, else of a new one."""
     try:
         saved = json.loads(fileutil.read_whole(path))
         cuts = [(int(epoch), int(log_end)) for epoch, log_end in saved["cuts"]]

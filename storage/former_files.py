@@ -1,4 +1,4 @@
-"""Find and remove the files of former formats, whose content is in the state journal now."""
+"""Find and remove files of former formats."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ENDINGS: Final = (".tmp", ".bak", ".base", ".beside", ".older")
 
 
 def former_format(name: str) -> int:
-    """Return the last format in which a file of that name in `raymq/` was in use; 0: it is now, or never was."""
+    """Return the last format that used this name; 0: none, or today's."""
     while name.endswith(_ENDINGS):
         name = name.rpartition(".")[0]
     return _FORMATS.get(name, 0)
 
 
 def former_files(paths: StorePaths, number: int) -> list[Path]:
-    """Return the files and folders that were in use up to format `number`, with their spare copies.
+    """Return files and folders used up to format `number`, with spare copies.
 
     Raise StoreBusy or StoreFailed if the folder cannot be read.
     """
@@ -43,7 +43,7 @@ def has_former_files(paths: StorePaths) -> bool:
 
 
 def is_interrupted(paths: StorePaths) -> bool:
-    """Return True if a replica of format 2 was stopped while it received its master's state, of which it has a part."""
+    """Return True if a replica of format 2 has half of its state."""
     return (paths.root / "raymq" / "state_snapshot").exists()
 
 

@@ -1,4 +1,4 @@
-"""Find the oldest message in a closed store that waits for delivery, or for the commit of a staged write.
+"""Find the oldest message of a closed store that waits for something.
 
 A running broker appends such messages again before their log files are deleted. Before a store is opened that cannot be
 done, and there is no room for it. So the log files stay in which a message waits, or may wait as far as the data on
@@ -29,7 +29,7 @@ _LOOKED_AT: Final = 1 << 16
 def oldest_delayed_offset(
     paths: StorePaths, config: StoreConfig, state: CheckpointState, *, log_min: int, before: int
 ) -> int:
-    """Return the physical offset of the oldest message that may wait for delivery or a commit.
+    """Return the physical offset of the oldest message that may wait.
 
     Return `before` if no message before it waits. Only data that the last checkpoint brought to disk is used, so that
     the result also holds after a power loss.

@@ -1,4 +1,4 @@
-"""The name of the topic in which staged rows wait for the commit of their write."""
+"""Name the topic in which staged rows wait for their commit."""
 
 from __future__ import annotations
 

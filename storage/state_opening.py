@@ -69,7 +69,7 @@ def open_state(
 
 
 def read_tables(paths: StorePaths) -> StateTables:
-    """Return the tables of a directory as they are now; change nothing, and take no lock.
+    """Return the present tables of a directory; change and lock nothing.
 
     Raises:
         StoreCorrupt, StoreBusy, StoreFailed: as `open_state`.

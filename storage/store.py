@@ -343,7 +343,7 @@ class Store(StoreReader, Closeable):
         self._deletions.follow()
 
     def record_loss(self, log_end: int, election: int) -> bool:
-        """Begin a new recovery epoch for readers at `log_end`, durably, once per election with a loss.
+        """Begin a recovery epoch at `log_end`, durably, once per lossy election.
 
         Readers may have seen more than `log_end`. Call it before the store has readers.
 
@@ -545,7 +545,7 @@ class Store(StoreReader, Closeable):
 
     @property
     def has_unsynced_deletions(self) -> bool:
-        """Return True if deletions of topics are not on disk; a message of such a topic waits for `sync_state`."""
+        """Return True if deletions of topics wait for `sync_state`."""
         return self._deletions.has_unsynced
 
     def begin_export(self) -> Callable[[], None]:

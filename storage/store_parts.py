@@ -264,7 +264,7 @@ def _recovered(
 
 
 def _begin_tables(journal: StateJournal, tables: StateTables, log: CommitLog, *, memory_lost: bool) -> None:
-    """Change what depends on this start: the delay levels in force, and the first recovery epoch.
+    """Put delay levels in force and begin the first recovery epoch.
 
     Args:
         memory_lost: unsynced data may be lost.

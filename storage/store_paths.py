@@ -135,7 +135,7 @@ class StorePaths:
 
     @property
     def former_staged(self) -> tuple[Path, Path]:
-        """Return the folder of staged rows of format 2, and its name while it is being converted."""
+        """Return the folder of staged rows of format 2, and its converted name."""
         return self.root / "raymq" / "staged", self.root / "raymq" / "staged_taken"
 
     @property
@@ -158,12 +158,12 @@ class StorePaths:
 
     @property
     def expired_queues(self) -> Path:
-        """Return the file of the ends of expired queues, which came with a copy of a master's state journal."""
+        """Return the file of expired queues' ends of a copied journal."""
         return self.state_journal / EXPIRED_QUEUES
 
     @property
     def delay_levels(self) -> Path:
-        """Return the file of format 2 that maps parts of the log to their delay levels."""
+        """Return format 2's file of delay levels by part of the log."""
         return self.root / "raymq" / "delay_levels.json"
 
     @property

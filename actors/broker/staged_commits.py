@@ -89,7 +89,7 @@ class StagedCommits:
         return CommitResult(added, staging.missing(transaction))
 
     async def _append(self, transaction: str, parts: Mapping[str, int], rows: int) -> int:
-        """Append the chunks that the log lacks, wait for the disk, and return how many records were appended."""
+        """Append and sync the chunks that the log lacks; return the record count."""
         staging, added = self._core.staging, 0
         self._check_running()
         async with self._beginning:

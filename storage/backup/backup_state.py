@@ -39,7 +39,7 @@ _PART_BYTES: Final = 900 << 10
 
 
 def is_backup_path(path: str) -> bool:
-    """Return True if a backup may have a file or folder at this path below the store directory.
+    """Return True if a backup may have a file or folder there.
 
     That includes the files of former versions.
     """
@@ -112,7 +112,7 @@ def _name_of(path: Path, directory: Path) -> str:
 
 
 def _timers(folder: Path) -> JournalCopy | None:
-    """Return a copy of the timer log; None if its files are just being exchanged, since a start can rebuild it.
+    """Return a copy of the timer log; None while its files are exchanged.
 
     The files of the timer log, too, only grow, or are replaced or removed as a whole.
     """
@@ -135,7 +135,7 @@ def _part(path: str, at: int, content: bytes) -> bytes:
 
 
 def read_part(part: bytes | memoryview) -> tuple[str, int, bytes]:
-    """Return path, offset and bytes of a part. Raise StateMismatch if the bytes are no part of a state."""
+    """Return path, offset and bytes of a part; raise StateMismatch if malformed."""
     try:
         path, at, content = msgpack.unpackb(part, unicode_errors="surrogateescape")
     except (ValueError, TypeError, msgpack.UnpackException) as error:

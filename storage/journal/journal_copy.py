@@ -1,4 +1,4 @@
-"""Copy a state journal: read its files as they are at one moment, and install them in another directory.
+"""Copy a state journal of one moment into another directory.
 
 All files of a journal only grow at their ends, and are removed as a whole. So an open descriptor and a length are a
 file's content at one moment, whatever is appended or removed later. From the newest whole snapshot and the journals
@@ -72,7 +72,9 @@ def parts_of(name: str, content: bytes) -> Iterator[FilePart]:
 
 
 class JournalCopy:
-    """The files of a journal at one moment. `StateJournal.copy` makes it; one thread reads it, any may close it.
+    """Hold open the files of a journal as they are at one moment.
+
+    `StateJournal.copy` makes it; one thread reads it, any may close it.
 
     Attributes:
         sequence: the number of the newest event.

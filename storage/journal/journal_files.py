@@ -167,7 +167,7 @@ def load_state(folder: Path, tables: Mapping[int, JournaledTable], *, is_locked:
 
 
 def _readable(folder: Path) -> tuple[Path, int | None]:
-    """Return the folder that has the journal now, also while a copy replaces it, and its inode."""
+    """Return the folder that has the journal now, and its inode."""
     for path in (folder, next_folder(folder)) if former_folder(folder).exists() else (folder,):
         with contextlib.suppress(FileNotFoundError):
             return path, path.stat().st_ino
@@ -177,7 +177,7 @@ def _readable(folder: Path) -> tuple[Path, int | None]:
 def apply_event(
     table: JournaledTable | None, number: int, table_number: int, fields: Fields, *, is_lossy: bool = False
 ) -> SetAsideEvent | None:
-    """Apply an event to its table; return it if it has no meaning there, which is logged.
+    """Apply an event to its table; log and return it if it cannot.
 
     Args:
         is_lossy: some events before it are lost.

@@ -96,7 +96,7 @@ def _end_of(content: bytes, at: int) -> int | None:
 
 
 def _corrected_end(content: bytes, at: int) -> int | None:
-    """Return the end of the frame at `at` if its checksum fits with one byte of its length changed, else None."""
+    """Return the end of a frame whose length has one wrong byte, else None."""
     if at + HEAD.size > len(content):
         return None
     length, crc = HEAD.unpack_from(content, at)

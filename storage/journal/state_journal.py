@@ -159,7 +159,7 @@ class StateJournal:
 
     @property
     def synced(self) -> int:
-        """Return the number up to which all events are on disk; 0 before the first sync."""
+        """Return the newest event's number on disk; 0 before the first sync."""
         return self._synced
 
     @property
@@ -379,7 +379,7 @@ class StateJournal:
         self.compact()
 
     def _begin_file(self) -> None:
-        """Append to a new file, unless the present one has no events and the right name."""
+        """Append to a new file, unless the present one is empty."""
         if self._torn:
             self._cut()
         if self._length == 0 and self._first == self.last + 1:
@@ -410,7 +410,7 @@ class StateJournal:
             fileutil.unlink(path)
 
     def copy(self) -> JournalCopy:
-        """Return the files from which a start gets all events so far; the caller closes it.
+        """Return the files with all events so far; the caller closes it.
 
         Raise StoreBusy or StoreFailed if they cannot be opened.
         """

@@ -158,7 +158,7 @@ Removal = tuple[Path, SupportsClose | None]
 
 
 class FileRemover:
-    """A thread that removes files in the order in which they are given, and then folders.
+    """Remove files in the order given, and then folders, on a thread.
 
     Any thread may call it. The order is kept also when a removal fails (it is tried again before the next one), so that
     a crash never leaves a gap in the log: files that were not removed still exist at the next opening, and are removed
@@ -188,7 +188,7 @@ class FileRemover:
                 self._begin()
 
     def moved(self, folder: Path, to: Path) -> None:
-        """Redirect pending removals in `folder` to `to`, where its content was moved, and queue `to` for removal.
+        """Queue the moved folder `to` for removal, and redirect removals in `folder`.
 
         From then on nothing is removed in `folder`, which may be recreated. The call waits for a removal that is under
         way in it.

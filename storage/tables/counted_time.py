@@ -1,4 +1,4 @@
-"""The count of seconds in which a store has been open, as it was saved last; `uptime_clock` counts on from it."""
+"""Save the count of seconds in which a store has been open."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class DelayLevelHistory(JournaledTable):
         self._index: tuple[Int64s, list[tuple[int, ...]]] = np.zeros(0, np.int64), []
 
     def use(self, table: str) -> None:
-        """Set the settings' table; it is in force behind the log's end until `beginning` was applied.
+        """Set the settings' table, which is in force until `beginning` was applied.
 
         Raise InvalidInput if it is not valid. Before this call no delay is known.
         """
@@ -56,7 +56,7 @@ class DelayLevelHistory(JournaledTable):
         self._index = self._indexed()
 
     def beginning(self, log_min: int, log_end: int) -> Iterator[Fields]:
-        """Return the event that puts the settings' table in force from `log_end` on; none if it is.
+        """Return the event that puts the settings in force from `log_end`, if any.
 
         It must be applied before anything is appended.
 

@@ -118,7 +118,7 @@ class DelayOffsets(JournaledTable):
             self._settle()
 
     def end_loading(self) -> None:
-        """Begin to settle commits of a replica, whose log gets what it has lost from its master."""
+        """Begin to settle commits of a replica, whose log may grow back."""
         self._is_loading = False
 
     def _drop_commits(self, level: int) -> None:

@@ -61,7 +61,7 @@ def _fields(version: DataVersion, settings: Mapping[str, str]) -> Fields:
 
 
 def read_settings_events(path: Path) -> list[Fields]:
-    """Return the event that a broker's file of format 2 stands for; none without a file.
+    """Return the event of a broker's file of format 2, if any.
 
     Raise StoreCorrupt if neither the file nor its spare copy can be read.
     """

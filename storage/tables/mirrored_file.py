@@ -1,4 +1,4 @@
-"""Read small files of former formats that hold their value twice, each copy with a checksum.
+"""Read former files that hold their value twice, with checksums.
 
 If a bit flips in one copy, the other copy is used; if both copies are damaged, this is detected. The file is two frames
 (`journal_frames`) of the same value.

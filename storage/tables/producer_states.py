@@ -1,4 +1,4 @@
-"""The states of idempotent producers up to a position of the log, from which a start completes them.
+"""Keep the states of idempotent producers up to a log position.
 
 The log is authoritative: the table saves reading it. `position` says up to where the table covers the log. The rows may
 be newer, never older: replaying the same records of the log over newer rows changes nothing.
@@ -55,7 +55,7 @@ class ProducerStates(JournaledTable):
             self.record(*fields)
 
     def advance(self, position: int) -> None:
-        """Set `position`, after the rows before it. Raise StoreFull or StoreFailed if it cannot be written."""
+        """Set `position`, after its rows; raise StoreFull or StoreFailed on failure."""
         self.record(_POSITION, position)
 
     def apply(self, fields: Fields) -> None:
@@ -73,7 +73,7 @@ class ProducerStates(JournaledTable):
             raise ValueError(f"no kind of event: {kind!r:.20}")
 
     def apply_after_loss(self, fields: Fields) -> None:
-        """Apply an event before which some were lost: rows, but no position, which may be ahead of lost rows."""
+        """Apply rows, but no position, of an event after lost ones."""
         if fields[0] != _POSITION:
             self.apply(fields)
 
@@ -92,7 +92,7 @@ class ProducerStates(JournaledTable):
         yield _POSITION, position
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
-        """Move the position back to the log's end: the log will get other messages behind it."""
+        """Move the position back to the log's end."""
         if not bounds.has(self.position):
             yield _POSITION, bounds.log_end
 

@@ -64,7 +64,7 @@ class RecoveryEpochs(JournaledTable):
         return self._cuts[-1][1] if self._cuts else None
 
     def beginning(self) -> Fields:
-        """Return the event that begins a first epoch: all readers of former ones read everything again."""
+        """Return the event of a first epoch, in which readers begin anew."""
         return _new_epoch(), [], self.election
 
     def cut(self, log_end: int, election: int = 0) -> None:

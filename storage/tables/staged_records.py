@@ -1,4 +1,4 @@
-"""The staged writes of one broker: where their rows wait in the log, and what has become of each write.
+"""Keep the staged writes of a broker: places of rows, and fates.
 
 The rows lie in chunks in the commit log (`staged_chunk`), where no reader sees them. When the coordinator has decided
 to commit a write, its chunks are appended again, to their queues. This table makes that repeatable: during an attempt
@@ -195,7 +195,7 @@ class StagedRecords(JournaledTable):
             raise InvalidInput("transaction", "one that is not decided yet", transaction)
 
     def add(self, transaction: str, home: str, chunk: ChunkEntry) -> None:
-        """Record durably where a chunk is, whose records are on disk; it replaces the chunk of that number.
+        """Record the place of a synced chunk durably, replacing its number's.
 
         Args:
             home: the broker that coordinates the transaction; "" without one.
@@ -235,7 +235,7 @@ class StagedRecords(JournaledTable):
             return self._begin
 
     def chunks_before(self, log_end: int) -> list[tuple[int, str, ChunkKey]]:
-        """Return begin, transaction and key of the chunks that begin before `log_end`, in the order of the log."""
+        """Return begin, transaction and key of chunks before `log_end`, in order."""
         with self._placing:
             return sorted(each for each in self._begins() if each[0] < log_end)
 
@@ -297,7 +297,7 @@ class StagedRecords(JournaledTable):
         self._advance(transaction, key, begun)
 
     def fail_attempt(self, transaction: str, key: ChunkKey, log_end: int, lost: MissingRows | None = None) -> None:
-        """Record that the last attempt did not append all of a chunk; its records are before `log_end`."""
+        """Record that the last attempt appended a chunk in part, before `log_end`."""
         self._advance(
             transaction, key, lambda chunk: replace(chunk, attempts=_ended(chunk.attempts, log_end), lost=lost)
         )
@@ -318,7 +318,7 @@ class StagedRecords(JournaledTable):
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def close(self, transaction: str) -> None:
-        """Record durably that the whole transaction is in the log, on disk. Its chunks are removed."""
+        """Record durably that the transaction is in the log; remove its chunks."""
         failpoint("staged.before_close")
         if self.is_committed(transaction):
             self.sync()  # the call that recorded it may have failed before it was on disk
@@ -340,7 +340,7 @@ class StagedRecords(JournaledTable):
         self._decide((_FINISHED, transaction, self.home_of(transaction) or "", outcome, *_pair(missing)))
 
     def _decide(self, event: Fields, check: Callable[[], None] = lambda: None) -> None:
-        """Record an event durably, of which no other one comes after `check` and before the event."""
+        """Record an event durably; no other one comes between `check` and it."""
         journal = self.journal
         with self._deciding:
             check()

@@ -141,7 +141,7 @@ class TimerLog:
         timer_state.remove_unused_files(folder, [run.path for run in runs], state.journal)
 
     def close(self) -> None:
-        """Close the journal file, and wait for a checkpoint that another thread writes. May be called again.
+        """Close the journal file after a running checkpoint; may be called again.
 
         Checkpoints that are not being written yet are not written any more.
         """

@@ -89,7 +89,7 @@ class TimerRun:
 
     @property
     def has_dropped(self) -> bool:
-        """Return True if the run says of a message that it cannot be delivered. Reads all of the file."""
+        """Return True if the run has a message as undeliverable; reads all."""
         return bool((self._entries["kind"] == EntryKind.DROPPED).any())
 
     def mark(self, number: int) -> SortKey:

@@ -36,7 +36,7 @@ class FollowerTasks:
             await asyncio.to_thread(stream.store.sync_state)
 
     async def index_timers(self) -> float | None:
-        """Bring the timer log closer to the log's end by one step; return the pause before the next one."""
+        """Index timers for one step; return the seconds until the next one."""
         stream = self._free_stream
         return None if stream is None or stream.timers.follow() else _STEP_SECONDS
 

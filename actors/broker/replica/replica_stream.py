@@ -1,4 +1,4 @@
-"""Hold a replica's part of the stream on disk: log, timer log, state journal and epochs.
+"""Hold a replica's log, timer log, state journal and epochs on disk.
 
 All calls belong to the broker's loop, one at a time. Slow calls are made on another thread; no other call is made
 meanwhile.
@@ -100,7 +100,7 @@ class ReplicaStream:
 
     @property
     def is_state_lost(self) -> bool:
-        """Return True if events are missing, so that a copy of the master's journal is needed."""
+        """Return True if events are missing; a copy of the journal follows."""
         return self.store.journal.is_lossy
 
     @property
@@ -194,7 +194,7 @@ class ReplicaStream:
         self._load_epochs()
 
     def begin_snapshot(self, position: StreamPosition, *, keeps_log: bool) -> None:
-        """Begin to receive a copy of the master's journal; truncate the log to `position` or restart it there.
+        """Begin a copy of the master's journal; cut or restart the log.
 
         The own journal stays until the copy is complete. May take long.
         """
@@ -212,7 +212,7 @@ class ReplicaStream:
         self._incoming.write(decode_part(bytes(content)))
 
     def end_snapshot(self, sequence: int, epochs: EpochMap) -> None:
-        """Put the complete copy in the place of the journal; it is on disk when this returns. May take long.
+        """Put the complete copy durably in the journal's place. May take long.
 
         Raise StateMismatch if it has not exactly the events up to `sequence`.
         """
@@ -273,7 +273,7 @@ class ReplicaStream:
         return self.store.is_healthy
 
     def lead(self, *, memory_lost: bool) -> Store:
-        """Make the store a master's, and return it. The stream must not be used any more, but for `close`.
+        """Make the store a master's and return it; then only `close` is allowed.
 
         Args:
             memory_lost: as in `Store.become_leader`.

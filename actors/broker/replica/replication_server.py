@@ -281,7 +281,7 @@ class _Connection:
         raise ProtocolError(reason)
 
     async def _send_snapshot(self, hello: Hello, end: StreamPosition) -> None:
-        """Send a copy of the state journal in parts; the replica sends HELLO again after them.
+        """Send a copy of the state journal; the replica's next HELLO follows.
 
         The replica drops its own state, and perhaps its log, so it leaves the in-sync set first.
         """

@@ -1,4 +1,4 @@
-"""Keep the chunks of staged rows in the commit log, in a topic of their own.
+"""Keep chunks of staged rows in the commit log, in their own topic.
 
 A chunk that has to outlive its log files is appended again before they are deleted. The table of staged writes gets the
 new places when the copies are on disk, here and on all in-sync replicas. The files may be deleted when that event is on
@@ -99,12 +99,12 @@ class StagedChunkLog:
     # -- retention -----------------------------------------------------------------------------------------------
 
     def first_log_position(self) -> int | None:
-        """Return the physical offset of the first record that has to be kept; None without one."""
+        """Return the physical offset of the first record to keep, or None."""
         former = [move.chunk.begin for move in self._moves.values() if move.event]
         return min((begin for begin in (self._table.begin(), *former) if begin is not None), default=None)
 
     def move_before(self, log_end: int) -> bool:
-        """Append some of the chunks again that begin before `log_end`; return False if there is nothing to do now.
+        """Append some chunks before `log_end` again; return False if none are due.
 
         Raise StoreFull or StoreFailed if it was not done; the next call tries again.
         """
@@ -121,7 +121,7 @@ class StagedChunkLog:
         return has_changed
 
     def _move(self, transaction: str, chunk: ChunkEntry) -> int:
-        """Append a chunk again, and return its bytes; a chunk that cannot be read is lost."""
+        """Append a chunk again and return its bytes; unreadable ones are lost."""
         name = chunk_name(transaction, *chunk.key)
         try:
             content = self._content(name, chunk.places)
@@ -133,7 +133,7 @@ class StagedChunkLog:
         return len(content)
 
     def _settle_moves(self) -> bool:
-        """Record the places of the copies that are on disk; return True if there were any."""
+        """Record the places of synced copies; return True if there were any."""
         has_changed, durable = False, self._store.confirmed.durable_offset
         for move in list(self._moves.values()):
             known = self._table.chunk(move.transaction, move.chunk.key)

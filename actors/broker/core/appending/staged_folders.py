@@ -1,4 +1,4 @@
-"""Convert the staged rows of format 2, which had a folder for each transaction, into records of the log.
+"""Convert the folders of staged rows of format 2 into log records.
 
     raymq/staged/<transaction>/<part>.<number>.chunk     the encoded chunk (`staged_chunk`)
     raymq/staged/<transaction>/<part>.<number>.intent    two i8 for each attempt: begin and end; -1: it has not ended
@@ -158,7 +158,7 @@ def _home(path: Path) -> str:
 
 
 def _chunk(key: ChunkKey, path: Path) -> ChunkEntry | None:
-    """Return a chunk and its progress, or None if even its number of rows is lost."""
+    """Return a chunk and its progress, or None without its row count."""
     found = _header(path)
     if found is None:
         _log.error("%s: staged rows are lost: not a staged chunk", path)
@@ -194,7 +194,7 @@ def _attempts(path: Path) -> tuple[Attempt, ...]:
 
 
 def _done_at(path: Path) -> int | None:
-    """Return where the log ended; None without a mark, or if its bytes never reached the disk."""
+    """Return where the log ended; None without a mark or its bytes."""
     try:
         log_end, inverse = _DONE.unpack(fileutil.read_whole(path))
     except (FileNotFoundError, struct.error):

@@ -326,7 +326,7 @@ class StagedTransactionWriter:
         self._end(transaction)
 
     def abort(self, transaction: str) -> None:
-        """Drop a transaction that will not be committed: no record becomes visible, and none can be added.
+        """Drop a transaction: no record becomes visible, and none can be added.
 
         A committed one is left alone.
         """

@@ -96,7 +96,7 @@ class LogMatches:
 
 
 def search_log(store: Store, name: str, begin: int, convert: Callable[[LogMatches], list[T]]) -> tuple[list[T], int]:
-    """Search one part of the log from `begin` on, and return what was found and where it ends.
+    """Search one part of the log; return what was found and its end.
 
     All written records count, also those of deleted topics. A step takes some milliseconds, plus `convert` for some
     hundred records.

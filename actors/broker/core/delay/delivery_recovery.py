@@ -1,4 +1,4 @@
-"""Find the copies that delivered waiting messages: at a start after a crash, and on replicas.
+"""Find copies that delivered waiting messages, after crashes and on replicas.
 
 A copy names the entry that it was made from in a property, which any client that appends encoded records can forge.
 Checking each append for that would cost as much as the append. So a copy counts only if it matches the waiting message
@@ -84,7 +84,7 @@ def find_delivered_copies(store: Store, log_end: int) -> Iterator[DeliveredCopy]
 
 
 def next_delivered_copies(store: Store, begin: int) -> tuple[list[DeliveredCopy], int]:
-    """Return the delivered copies in the part of the log from `begin` on, and its end.
+    """Return the delivered copies in one part of the log, and its end.
 
     One call takes some milliseconds; see `search_log`.
     """

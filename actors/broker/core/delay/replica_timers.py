@@ -1,4 +1,4 @@
-"""Keep the timer log of a replica, so that its promotion has only the newest part of the log to search.
+"""Keep a replica's timer log, so that its promotion searches little log.
 
 A replica derives the same entries from its own log as its master, except for messages that the master could not
 deliver: nothing in the log says so, and a promoted replica tries them again. It has no wheel. So it looks up in the

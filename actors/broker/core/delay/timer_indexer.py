@@ -81,7 +81,7 @@ class TimerIndexer:
             return 0, 0
 
     def next_records(self) -> NewTimerRecords | None:
-        """Return the next records that are not indexed yet, a limited number; None if there are none."""
+        """Return a limited number of records to index; None without any."""
         low, high = self.bounds()
         self.log.enqueued = max(self.log.enqueued, low)
         count = _INDEXED_MESSAGES
@@ -118,7 +118,7 @@ class TimerIndexer:
         return np.concatenate(ended)
 
     def search(self) -> bool:
-        """Record the delivered copies of the next part of the log that was not searched yet.
+        """Record the delivered copies in the next unsearched part of the log.
 
         Return True if all of the log has been searched. If StoreFull or StoreFailed is raised, the part counts as not
         searched.
