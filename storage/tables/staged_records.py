@@ -395,7 +395,7 @@ class StagedRecords(JournaledTable):
             if known is not None and former is not None:
                 self._put(known, _moved(former, values) if kind == _MOVED else _advanced(former, values))
         elif kind == _DECIDED:
-            commit = _decision(*rest[0])
+            commit = read_decision(*rest[0])
             (known or self._made(name)).commit = commit
         elif kind == _FINISHED:
             home, over, *missing = rest
@@ -551,7 +551,7 @@ def _advanced(chunk: ChunkEntry, values: Sequence[Any]) -> ChunkEntry:
     )
 
 
-def _decision(
+def read_decision(
     parts: Collection[Any],
     ends: Collection[Any],
     log_from: Any,
@@ -560,6 +560,10 @@ def _decision(
     absent: Any,
     cut: Mapping[Any, Any],
 ) -> CommitDecision:
+    """Return a decision from its values in an event or a former file.
+
+    Raise ValueError, TypeError or AttributeError if they are no such values.
+    """
     return CommitDecision(
         tuple(map(str, parts)),
         {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends},

@@ -50,6 +50,7 @@ from raymq.storage.tables.staged_records import (
     StagedRecords,
     clamped_commit,
     clamped_progress,
+    read_decision,
 )
 
 _TRANSACTION: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -229,14 +230,7 @@ def _commit(path: Path, chunks: list[ChunkEntry]) -> CommitDecision | None:
         # Older versions wrote less.
         topic_ids, uncertain_until, found, absent, cut = more + [{}, None, None, 0, {}][len(more) :]
         known = sum(chunk.rows for chunk in chunks if chunk.part in parts)
-        return CommitDecision(
-            tuple(map(str, parts)),
-            {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends},
-            int(log_from),
-            {str(topic): str(topic_id) for topic, topic_id in topic_ids.items()},
-            None if uncertain_until is None else int(uncertain_until),
-            int(absent) + (0 if found is None else max(0, int(found) - known)),
-            {str(topic): (int(gone_from), max(1, int(queues))) for topic, (gone_from, queues) in cut.items()},
-        )
+        absent = int(absent) + (0 if found is None else max(0, int(found) - known))
+        return read_decision(parts, ends, log_from, topic_ids, uncertain_until, absent, cut)
     except _ERRORS:
         return None
