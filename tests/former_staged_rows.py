@@ -1,4 +1,4 @@
-"""Write the staged rows of a store as format 2 had them: a folder for each transaction."""
+"""Write the staged rows of a store into the folders of format 2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kept_twice(value: list[Any]) -> bytes:
 
 
 def move_to_folders(store: Store) -> Path:
-    """Move all transactions of a store from its table to folders; return the folder of all of them."""
+    """Move all transactions of a store to folders; return their parent."""
     table, root = store.tables.staged, store.directory / "raymq" / "staged"
     for name, known in table._transactions.copy().items():
         folder = root / name

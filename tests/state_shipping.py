@@ -1,4 +1,4 @@
-"""Read the tables of store directories, and ship log and events from a master's store to a replica's."""
+"""Read tables of directories, and ship a master's stream to a replica."""
 
 from __future__ import annotations
 

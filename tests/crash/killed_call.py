@@ -1,4 +1,4 @@
-"""Make a call in a forked process that dies at a failpoint, or at a change of a file."""
+"""Make a call in a forked process that dies within it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.crash.killing_calls import Killed, KillingCalls
 
 
 def run_killed(failpoint: str, call: Callable[[], object]) -> int:
-    """Return the exit code of a process that makes this call; 1 if it lives past the call."""
+    """Make a call in a process; return its exit code, or 1."""
     child = os.fork()
     if not child:
         try:
@@ -24,7 +24,7 @@ def run_killed(failpoint: str, call: Callable[[], object]) -> int:
 
 
 def is_killed_at_change(directory: Path, changes: int, call: Callable[[], object]) -> bool:
-    """Make this call in a process that dies after so many changes of a directory's files.
+    """Make a call in a process that dies after so many file changes.
 
     Return False if there were not so many.
     """

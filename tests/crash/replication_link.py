@@ -37,7 +37,7 @@ _MAX_HELLOS: Final = 8
 
 
 class Master(Protocol):
-    """A master that ships its log and the events of its state journal, which has a backlog.
+    """Describe a master that ships its log and its journal's events.
 
     Attributes:
         verdicts: the kinds of verdicts that returning replicas got.

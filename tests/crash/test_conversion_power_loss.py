@@ -1,4 +1,4 @@
-"""Test that a loss of power at any step of the conversion of format 2 loses no table."""
+"""Test that power losses within the conversion of format 2 lose no table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill a replica, and cut its power, at each step of a copy of its master's state journal.
+"""Kill a replica, and cut its power, at each step of a copy.
 
 Afterwards it has either its former tables or the master's. The next opening completes what has begun.
 """

@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a claim, a truncation, a copy of the state and a promotion, in groups of whole processes.
+"""Kill processes of groups at steps of claims, truncations, copies and promotions.
 
 After each kill no acknowledged message is lost, the group serves again, and the replica returns by itself.
 """
@@ -165,7 +165,7 @@ def test_former_master_killed_in_truncation_rejoins(
 
 
 def kill_and_lose_state(group: ReplicaGroup, number: int) -> None:
-    """Kill a replica, and let its newest events be damaged: the next start takes a copy of its master's journal."""
+    """Damage a killed replica's newest events: the next start takes a copy."""
     group.kill(number)
     snapshot_path(StorePaths(group.directory(number)).state_journal, 1 << 20).write_bytes(b"damaged")
 

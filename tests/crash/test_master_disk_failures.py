@@ -1,4 +1,4 @@
-"""Test that a group goes on when the disk of its master or a replica fails or hangs."""
+"""Test that a group survives a failing or hanging disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill an elected replica at each change that its promotion makes; the next promotion completes it."""
+"""Kill an elected replica at each change of its promotion, and promote it again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
 
 
 def make_replica_ahead_of_its_log(root: Path) -> Path:
-    """Make the directory of a replica that has lost log, but not the events that refer to it."""
+    """Make the directory of a replica whose events are ahead of its log."""
     with keep_events(Store.open(root / "master", CONFIG)) as master:
         backlog = master.journal.backlog
         assert backlog is not None

@@ -1,4 +1,4 @@
-"""Test that a replica with any prefix of its master's log and events becomes master without losing any of it.
+"""Test that a replica with any prefix of the stream becomes master.
 
 See failover_broker.py.
 """

@@ -1,4 +1,4 @@
-"""Kill a broker between the event that deletes a topic and the removal of the topic's queues.
+"""Kill a broker between a topic's deletion and its queues' removal.
 
 The next opening completes the deletion. A topic of the same name that was created again keeps its messages.
 """
@@ -49,7 +49,7 @@ def send(master: Store, body: bytes, topic: str = "t") -> None:
 
 
 def ship_killed(pair: ReplicaPair) -> None:
-    """Ship to a replica that dies when it has written the next events; they are not applied."""
+    """Ship to a replica that dies before it applies the written events."""
     pair.kill()
 
     def ship() -> None:

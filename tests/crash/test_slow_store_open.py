@@ -1,4 +1,4 @@
-"""Test that a replica that takes long to become master answers meanwhile, keeps its lease, and can step down."""
+"""Test that a slowly promoted replica answers, keeps its lease, and steps down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_SECONDS = 2.0
 
 
 def hold_open(group: ReplicaGroup, number: int) -> None:
-    """Kill the master, and let this replica, its successor, wait before it takes over the tables until `release`."""
+    """Kill the master; hold its successor's promotion until `release`."""
     group.tell(number, "hold failpoint leader.before_tables")
     group.kill(1)
     group.elect_without_wait(number)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 @contextlib.contextmanager
 def hold_staged_write(group: ReplicaGroup) -> Iterator[None]:
-    """Let a thread of replica 1, the master, stage rows and stop before it records them."""
+    """Stage rows on replica 1, which stops before it records them."""
     row = make_record(b"late", topic="t")
     chunk = stage_command("late", "part", 0, ("t", 0), row, np.array([len(row)], np.int32), group.name)
 

@@ -1,4 +1,4 @@
-"""Test a replica's directory after a power loss: it has a prefix of its master's events, or knows that it has not."""
+"""Test that a replica after a power loss knows whether events are missing."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def broker_state(store: Store, core: BrokerCore) -> dict[str, Any]:
 
 
 def opened_master(directory: Path, *, is_running: bool, memory_lost: bool = False) -> Store:
-    """Open a replica's directory as a master: by an ordinary start, or by a promotion of a running replica."""
+    """Open a replica's directory as a master, by start or promotion."""
     store = Store.open(directory, CONFIG, is_replica=is_running)
     if is_running:
         store.follow()

@@ -1,4 +1,4 @@
-"""Cut a replica's journal at every byte of its newest events, as a kill within a write does."""
+"""Cut a replica's journal at every byte of its newest events."""
 
 from __future__ import annotations
 

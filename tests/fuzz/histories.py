@@ -1,4 +1,4 @@
-"""The expected queues and offsets of one copy of a store: a model of its messages, deletions and commits.
+"""Model the expected queues and offsets of one copy of a store.
 
 A copy has what it took as master, and what it received from its masters. A queue has the messages after its topic's
 last deletion, at their offsets, as far back as the log goes; it ends after the last of them, also if all have expired.

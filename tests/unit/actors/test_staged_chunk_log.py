@@ -1,4 +1,4 @@
-"""Test that staged rows in the log outlive their log files, in the hands of no client."""
+"""Test that staged rows outlive the log files that they are in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the staged rows of format 2 are converted, whatever a kill or a loss of power leaves."""
+"""Test the conversion of staged rows of format 2 over kills and power losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the tables lose nothing in killed starts, refused syncs, exports and damaged ends of the state journal."""
+"""Test that killed starts, refused syncs and damaged ends lose no table."""
 
 from __future__ import annotations
 

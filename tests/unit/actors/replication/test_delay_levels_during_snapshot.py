@@ -1,4 +1,4 @@
-"""Test that a replica keeps its former delay levels until a copy of the state is complete."""
+"""Test that a replica keeps its delay levels until a copy is complete."""
 
 from __future__ import annotations
 

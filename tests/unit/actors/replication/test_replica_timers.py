@@ -1,4 +1,4 @@
-"""Test that a replica derives its timer log from its own log, and delivers each timer once when promoted."""
+"""Test that replicas derive timers, and deliver each once when promoted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the files of format 2 become tables, whole, also over kills and on full disks.
+"""Test the conversion of format 2, also over kills and full disks.
 
 The directories in tests/fixtures/format_2 were written by the last version with that format; one was closed, the other
 one was killed.
