@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -241,12 +242,25 @@ def test_directory_of_newer_release_is_refused(tmp_path: Path) -> None:
     assert sorted(each.name for each in directory.iterdir()) == ["raymq-format.json", "raymq-format.json.bak"]
 
 
+def copy_as_release(folder: Path, version: str) -> None:
+    """Copy this tree's code as another release, which writes the same directory format."""
+    for package in (ROOT / ".links" / "raymq").iterdir():
+        shutil.copytree(package, folder / "raymq" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    module = folder / "raymq" / "storage" / "version.py"
+    text = module.read_text()
+    assert f'"{VERSION}"' in text
+    module.write_text(text.replace(f'"{VERSION}"', f'"{version}"'))
+
+
 @pytest.mark.long
-def test_rolling_upgrade_keeps_clients_running(tmp_path: Path, previous_release: Path) -> None:
+def test_rolling_upgrade_keeps_clients_running(tmp_path: Path) -> None:
     """Upgrade on a real Ray: change the code's folder, then restart brokers one by one.
 
-    Running processes keep their release: modules that they import late must not come from another one.
+    Both releases have the same directory format: across formats a group is stopped and started. Running processes keep
+    their release: modules that they import late must not come from another one.
     """
+    previous_release = tmp_path / "previous"
+    copy_as_release(previous_release, "0.0.9")
     site = tmp_path / "site"  # as the environment's site-packages
     site.mkdir()
     (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
@@ -273,7 +287,7 @@ def test_rolling_upgrade_keeps_clients_running(tmp_path: Path, previous_release:
 
         with Connection([name_server]) as mq, Admin(mq) as admin, ThreadPoolExecutor(1) as threads:
             admin.create_topic("t", queues=1)
-            assert [each.version for each in admin.cluster_info().brokers] == ["", ""]
+            assert [each.version for each in admin.cluster_info().brokers] == ["0.0.9"] * 2
             sending = threads.submit(send, mq)
             try:
                 (site / "raymq.pth").write_text(f"{ROOT / '.links'}\n")
