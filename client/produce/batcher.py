@@ -38,12 +38,11 @@ from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, find_oversized
 from raymq.client.produce.keyed_mutex import KeyedMutex
-from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
+from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, OpenBatches, Outcome, PendingResult
 from raymq.client.produce.message_encoder import encode_messages, packed_host
 from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
 from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
-from raymq.storage.records import native_kernels
 
 #: A batch of this size is sent at once.
 BATCH_BYTES: Final = 1 << 20
@@ -106,7 +105,7 @@ class Batcher:
         self._answered = threading.Condition(self._lock)
         #: The open batches. Messages can be sent together if they have the same topic and terms, and all or none of
         #: them have a sharding key. The topic alone is the key of messages without sharding keys on the usual terms.
-        self._open: dict[_Key, MessageBatch] = {}
+        self.open = OpenBatches(PendingResult, _OVERHEAD_BYTES, self._batch_bytes)
         #: The last batch of each lane, for messages whose order is kept. The lane's earlier batches are taken.
         self._last: dict[_Lane, MessageBatch] = {}
         #: The batches that the loop is not sending yet.
@@ -129,7 +128,7 @@ class Batcher:
     def add(
         self, message: Message, terms: SendParameters | None = None, sharding_key: str | None = None
     ) -> PendingResult:
-        """Add a message to its batch.
+        """Add a message to its batch, after `open.add` has not done so.
 
         Args:
             terms: the terms without the sharding key; None = the usual ones.
@@ -140,14 +139,6 @@ class Batcher:
             ClientClosed: `close` was called.
             NotStored: the caller is a signal handler that has interrupted this method.
         """
-        kernels = native_kernels.kernels
-        if kernels is not None and terms is None and self._taken_bytes < self._buffer_bytes:
-            # One step of the interpreter, which needs no lock. It leaves to the code below what happens seldom.
-            quick: PendingResult | None = kernels.add_message(
-                self._open, message, PendingResult, _OVERHEAD_BYTES, self._batch_bytes
-            )
-            if quick is not None:
-                return quick
         topic = message.topic
         key = topic if terms is None else (topic, terms, sharding_key is not None)
         size = len(message.body) + _OVERHEAD_BYTES
@@ -162,7 +153,7 @@ class Batcher:
                 while True:
                     if self._closed:
                         raise ClientClosed("the producer is closed")
-                    batch = self._open.get(key)
+                    batch = self.open.get(key)
                     if batch is None or batch.is_taken:
                         batch = self._begin(key, topic, terms)
                     index = batch.count
@@ -202,7 +193,7 @@ class Batcher:
             if (before := self._last.get(lane)) is not None:
                 self._take(before)  # later messages on its terms come after this batch
             self._last[lane] = batch
-        self._open[key] = batch
+        self.open[key] = batch
         return batch
 
     def flush(self, timeout: float) -> bool:
@@ -263,6 +254,7 @@ class Batcher:
         if not batch.is_taken:
             batch.is_taken = True  # first: until then messages are added without the lock
             self._taken_bytes += batch.bytes
+            self.open.is_full = self._taken_bytes >= self._buffer_bytes
         with contextlib.suppress(RuntimeError):  # a signal handler has sent it and closed the connection
             self._mq.loop.call_soon_threadsafe(self._start, batch)
 
@@ -299,8 +291,8 @@ class Batcher:
         # Also if it is taken: the thread that took it may have been interrupted before the loop was notified.
         if batch in self._gathered:
             self._take(batch)
-        if self._open.get(key) is batch:
-            del self._open[key]
+        if self.open.get(key) is batch:
+            del self.open[key]
         lane = _lane(key)
         if lane is not None and self._last.get(lane) is batch:
             del self._last[lane]
@@ -336,9 +328,10 @@ class Batcher:
 
     def _free_room(self, size_bytes: int) -> None:
         self._taken_bytes -= size_bytes
+        self.open.is_full = self._taken_bytes >= self._buffer_bytes
         self._answered.notify_all()
 
-    async def _send_together(self, messages: Sequence[Message], terms: SendParameters, deadline: float) -> MakeOutcomes:
+    async def _send_together(self, messages: list[Message], terms: SendParameters, deadline: float) -> MakeOutcomes:
         """Send messages of one topic to one queue.
 
         Return the function that makes their results.
@@ -351,11 +344,11 @@ class Batcher:
             return await self._store(messages, encoded, terms)
         return await self._lines.send(terms.queue, messages, encoded, terms, deadline)
 
-    def _encode(self, messages: Sequence[Message]) -> Encoded:
+    def _encode(self, messages: list[Message]) -> Encoded:
         numbers = key_numbers(messages)
         return numbers, *encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
 
-    async def _store(self, messages: Sequence[Message], encoded: Encoded, terms: SendParameters) -> MakeOutcomes:
+    async def _store(self, messages: list[Message], encoded: Encoded, terms: SendParameters) -> MakeOutcomes:
         """Send messages whose turn has come. Oversized messages fail alone."""
         numbers, records, sizes = encoded
         topic, queue = messages[0].topic, terms.queue

@@ -60,7 +60,7 @@ class BatchPart:
 
 
 def encode_messages(
-    messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes
+    messages: list[Message], key_numbers: Sequence[str | int], born_host: bytes
 ) -> tuple[bytearray, Sizes]:
     """Encode messages of one topic as contiguous records with queue id 0.
 
@@ -76,9 +76,8 @@ def encode_messages(
         joined = join_messages(
             messages[0].topic,
             0,
-            list(map(_body, messages)),
-            list(map(_own_properties, messages)),
-            keys=(unique_key.process_unique_keys(), list(key_numbers)),
+            messages,
+            keys=(unique_key.process_unique_keys(), key_numbers),
             born_host=born_host,
             born_timestamp_ms=now_ms,
         )
@@ -117,7 +116,7 @@ class BatchParts:
         return replace(self, parts=parts())
 
 
-def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> BatchParts:
+def message_parts(messages: list[Message], key_numbers: Sequence[str | int], born_host: bytes) -> BatchParts:
     """Encode messages of one topic part by part. The arguments are those of `encode_messages`."""
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
     longest = int(sizes.max())

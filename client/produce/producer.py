@@ -38,7 +38,7 @@ from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.batcher import SEND_IN_HANDLER
 from raymq.client.produce.body_limits import BodyLimits
-from raymq.client.produce.message_batch import PendingResult
+from raymq.client.produce.message_batch import OpenBatches, PendingResult
 from raymq.client.produce.message_encoder import (
     ArrowData,
     BatchPart,
@@ -75,6 +75,8 @@ _PARTS_AHEAD: Final = 2
 _LOOP_SECONDS: Final = 1.0
 #: How often `close` checks whether the sends of other threads have ended.
 _LOOK_SECONDS: Final = 0.005
+#: Contains no batch, so that nothing is added.
+_NO_BATCHES: Final = OpenBatches(PendingResult, 0, 0)
 _topic = attrgetter("topic")
 _is_delayed = attrgetter("is_delayed")
 
@@ -162,6 +164,8 @@ class Producer(ClientBase):
             OutboxFile(outbox).close()  # raises an error now if the file cannot be used
         #: None in a forked child until its first send.
         self._made: SendPipeline | None = None
+        #: The batches to which `send_async` adds at once; none without `linger`.
+        self._open_batches = _NO_BATCHES
         #: Reentrant: a signal handler may interrupt the thread that holds it, and send.
         self._making = threading.RLock()
         self._make_paths()
@@ -228,16 +232,16 @@ class Producer(ClientBase):
         The future cannot be cancelled. Its callbacks run one after the other on a thread of the connection, and may
         themselves send and wait.
         """
-        if type(message) is not Message:
-            arguments.instance("message", message, Message)
-        paths = self._made or self._make_paths()
+        if not options and (gathered := self._open_batches.add(message)) is not None:
+            return gathered
+        arguments.instance("message", message, Message)
+        paths = self._paths
         batcher = paths.batcher
         if batcher is None or message.is_delayed:
             terms = self._terms(message, options, in_background=True)
             return self._in_background(self._send_one(paths.sends, message, terms))
         if not options:
-            if self._closed:
-                self._check_open()
+            self._check_open()
             return batcher.add(message)
         terms = self._terms(message, options, in_background=True)
         return batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
@@ -273,7 +277,7 @@ class Producer(ClientBase):
                 the brokers' `max_message_bytes`. Nothing was sent.
             As `send` besides.
         """
-        terms = self._batch_terms(messages, options)
+        terms, messages = self._batch_terms(messages, options), list(messages)
         numbers = key_numbers(messages)
         parts = message_parts(messages, numbers, self._born_host())
         outcomes: list[tuple[int, PartOutcome]] = []
@@ -286,7 +290,7 @@ class Producer(ClientBase):
 
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Do `send_batch` for asyncio code, on any event loop."""
-        terms = self._batch_terms(messages, options)
+        terms, messages = self._batch_terms(messages, options), list(messages)
         try:
             return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
         except ClientClosed as error:
@@ -538,12 +542,15 @@ class Producer(ClientBase):
         with self._making:  # a second thread would create a pipeline that is never closed
             if self._made is None:
                 self._made = SendPipeline.make(self._mq, self._options, self._defaults, owner=self)
+                if self._made.batcher is not None:
+                    self._open_batches = self._made.batcher.open
             return self._made
 
     def _reset_in_child(self) -> None:
         """Reset this producer in a forked child. The parent sends the gathered messages."""
         keep_for_parent(self._made)  # the pipeline may hold an open outbox file
         self._made = None
+        self._open_batches = _NO_BATCHES
         self._making = threading.RLock()
         self._sending_threads = set()
         self._under_way = set()
@@ -632,7 +639,7 @@ class Producer(ClientBase):
         return partial(direct.finish, direct.begin(topic, part.records, part.sizes, terms))
 
     async def _send_batch(
-        self, sends: RecordSender, messages: Sequence[Message], terms: SendParameters
+        self, sends: RecordSender, messages: list[Message], terms: SendParameters
     ) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
         topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())

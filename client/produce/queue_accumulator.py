@@ -30,7 +30,7 @@ from raymq.client.produce.message_encoder import Sizes
 #: The key numbers, records and sizes of messages.
 Encoded = tuple[Sequence[str | int], bytearray, Sizes]
 #: Sends messages of one topic on these terms, and returns the function that makes their results.
-Store = Callable[[Sequence[Message], Encoded, SendParameters], Awaitable[MakeOutcomes]]
+Store = Callable[[list[Message], Encoded, SendParameters], Awaitable[MakeOutcomes]]
 #: If at least this share of its time budget is left, a send counts as not having waited.
 _UNTOUCHED: Final = 0.99
 
@@ -43,7 +43,7 @@ class _Part:
     once they are being sent.
     """
 
-    messages: Sequence[Message]
+    messages: list[Message]
     encoded: Encoded
     terms: SendParameters
     deadline: float
@@ -70,7 +70,7 @@ class QueueAccumulator:
         return len(self._lines)
 
     async def send(
-        self, queue: MessageQueue, messages: Sequence[Message], encoded: Encoded, terms: SendParameters, deadline: float
+        self, queue: MessageQueue, messages: list[Message], encoded: Encoded, terms: SendParameters, deadline: float
     ) -> MakeOutcomes:
         """Send messages to a queue, after all earlier ones. Raise the errors of `store`.
 
