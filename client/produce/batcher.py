@@ -31,8 +31,8 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.send_plan import is_unanswered
-from raymq.actors.sending.sender import RecordSender, SendParameters, queue_of_sharding_key
+from raymq.actors.sending.send_plan import SendParameters, is_unanswered
+from raymq.actors.sending.sender import RecordSender, queue_of_sharding_key
 from raymq.actors.sending.topic_creation import auto_create_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers

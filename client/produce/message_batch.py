@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from raymq.actors.errors import OutcomeUnknown
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.message import Message
 from raymq.client.results import SendResult

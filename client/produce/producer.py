@@ -29,7 +29,8 @@ from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES
 from raymq.actors.sending.direct_sender import sizes_of_one
-from raymq.actors.sending.sender import RecordSender, SendOutcome, SendParameters
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import RecordSender, SendOutcome
 from raymq.client import arguments, producer_limits
 from raymq.client.callback_executor import CallbackFuture
 from raymq.client.client_base import ClientBase, check_connection
@@ -143,8 +144,8 @@ class Producer(ClientBase):
     ) -> None:
         check_connection(mq)
         self.group = check_group(group)
-        self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
-        self._options = PipelineOptions(group, linger, idempotent, isolation, shared, buffer_bytes, when_full, outbox)
+        self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok, idempotent)
+        self._options = PipelineOptions(group, linger, isolation, shared, buffer_bytes, when_full, outbox)
         self._options.check(timeout)
         super().__init__(mq)
         mq.check_open()
@@ -199,7 +200,7 @@ class Producer(ClientBase):
             self._check_may_send()
         try:  # as `_blocking_send`, which would take a microsecond
             self._sending_threads.add(thread)
-            direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
+            direct, mq = (self._made or self._make_paths()).direct, self._mq
             if direct is None or mq.is_on_loop:
                 return mq.run(self._send_one(self._paths.sends, message, terms))
             record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
@@ -389,7 +390,7 @@ class Producer(ClientBase):
 
         arguments.instance("message", message, Message)
         half = half_of(message, self.group, check_after)
-        if not self._options.idempotent:
+        if not self._defaults.idempotent:
             options = {**options, "retries": 0}
         terms = replace(self._defaults.terms(message.topic, options), delayed=True)
         if self._checker is not None:
@@ -634,7 +635,7 @@ class Producer(ClientBase):
     def _begin(self, topic: str, part: BatchPart, terms: SendParameters) -> Callable[[], SendOutcome]:
         """Start to send a part, and return a function that waits for its outcome."""
         sends, direct = self._paths.sends, self._paths.direct
-        if direct is None or terms.require_send_ok:
+        if direct is None or terms.require_send_ok or terms.idempotent:
             return self._mq.submit(sends.send(topic, part.records, part.sizes, terms)).result
         return partial(direct.finish, direct.begin(topic, part.records, part.sizes, terms))
 

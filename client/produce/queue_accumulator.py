@@ -21,7 +21,7 @@ import numpy as np
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_MESSAGES
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client.message import Message
 from raymq.client.produce.keyed_mutex import KeyedMutex
 from raymq.client.produce.message_batch import MakeOutcomes, Outcome

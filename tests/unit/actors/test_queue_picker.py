@@ -18,7 +18,8 @@ from raymq.actors.sending.isolation import (
     make_isolation,
 )
 from raymq.actors.sending.queue_picker import QueuePicker
-from raymq.actors.sending.sender import SendParameters, make_sender, queue_of_sharding_key
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import make_sender, queue_of_sharding_key
 from raymq.actors.wire.connection_pool import ConnectionPool
 from tests.unit.actors.clock import FakeClock
 from tests.validation import validated

@@ -16,7 +16,8 @@ import pytest
 
 from raymq.actors.errors import ClientClosed
 from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
-from raymq.actors.sending.sender import SendOutcome, SendParameters
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import SendOutcome
 from raymq.client import Message
 from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.connection import Connection

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import pytest
 
 from raymq.actors.errors import NotStored, OutcomeUnknown
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client import MessageQueue, SendResult, SendStatus
 from raymq.client.produce.message_batch import MessageBatch, PendingFields, PendingResult, PlainFields
 
