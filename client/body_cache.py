@@ -7,6 +7,7 @@ as long as it is among the most recent ones of the process, over all messages.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Final, Protocol
 from weakref import ref
@@ -17,7 +18,6 @@ from raymq.client.fork_hooks import register_child_reset
 MAX_CACHE_BYTES: Final = 64 << 20
 #: The overhead of a cached body in bytes, which bounds the number of empty bodies, too.
 OVERHEAD_BYTES: Final = 200
-_COUNTS: Final = "counts"
 
 
 class Evictable(Protocol):
@@ -32,16 +32,13 @@ class BodyCache:
 
     A text that was garbage-collected with its message counts until it is evicted.
 
-    Thread-safe and non-blocking: if another thread is counting, a caller leaves its new text to that thread. A signal
-    handler may read a body, too, even if it interrupts its own thread while that counts.
+    Thread-safe. A signal handler may read a body, too, even if it interrupts its own thread while that counts.
     """
 
     def __init__(self, most_bytes: int = MAX_CACHE_BYTES) -> None:
         self._most_bytes = most_bytes
         self._holders: deque[tuple[ref[Evictable], int]] = deque()
-        self._made: deque[tuple[ref[Evictable], int]] = deque()
-        #: The call that counts now: its token, which `setdefault` stores in one atomic step.
-        self._turn: dict[str, object] = {}
+        self._lock = threading.RLock()
         #: The size of all kept texts with their overhead, in bytes.
         self.bytes = 0
         register_child_reset(self, BodyCache._renew)
@@ -51,34 +48,20 @@ class BodyCache:
 
         The oldest ones are evicted until the total is within the bound: `forget` of their holders is called.
         """
-        self._made.append((ref(holder), size + OVERHEAD_BYTES))
-        mine = object()
-        while self._made:
-            turn = self._turn
-            try:
-                if turn.setdefault(_COUNTS, mine) is not mine:
-                    return
-                self._count()
-            finally:
-                # Ctrl-C may interrupt at the end of any call above, also of the one that takes the turn. From here on
-                # nothing is called, so nothing can interrupt.
-                if _COUNTS in turn and turn[_COUNTS] is mine:
-                    self._turn = {}
-
-    def _count(self) -> None:
-        while self._made:
-            entry = self._made.popleft()
+        entry = ref(holder), size + OVERHEAD_BYTES
+        with self._lock:
             self._holders.append(entry)
             self.bytes += entry[1]
-            while self.bytes > self._most_bytes:
-                oldest, size = self._holders.popleft()
-                self.bytes -= size
+            # A signal handler that runs between two of these steps may evict some, too, or one more than necessary.
+            while self.bytes > self._most_bytes and self._holders:
+                oldest, evicted = self._holders.popleft()
+                self.bytes -= evicted
                 known = oldest()
                 if known is not None:
                     known.forget()
 
     def _renew(self) -> None:
-        self._turn = {}  # another thread of the parent may have been counting
+        self._lock = threading.RLock()  # another thread of the parent may have been counting
         self.bytes = sum(size for _, size in self._holders)
 
 

@@ -7,6 +7,7 @@ copy.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections import deque
@@ -96,21 +97,19 @@ class Message(MessageFields):
     delay_level: int
     deliver_at: float | None
 
-    if MessageFields is PlainMessageFields:  # the compiled fields have such a method; it calls `_initialize` if needed
-
-        def __init__(
-            self,
-            topic: str,
-            body: bytes,
-            tags: str | None = None,
-            keys: Iterable[str] = (),
-            properties: Mapping[str, str] | None = None,
-            delay_level: int = 0,
-            deliver_at: float | datetime | None = None,
-            *,
-            unique_key: str | None = None,
-        ) -> None:
-            self._initialize(topic, body, tags, keys, properties, delay_level, deliver_at, unique_key)
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        tags: str | None = None,
+        keys: Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        deliver_at: float | datetime | None = None,
+        *,
+        unique_key: str | None = None,
+    ) -> None:
+        self._initialize(topic, body, tags, keys, properties, delay_level, deliver_at, unique_key)
 
     def _initialize(
         self,
@@ -247,6 +246,10 @@ def key_numbers(messages: list[Message]) -> Sequence[str | int]:
     """
     return _number_messages(messages, unique_keys.reserve(len(messages)))
 
+
+if MessageFields is not PlainMessageFields:  # the compiled `__init__` takes the same arguments
+    Message.__signature__ = inspect.signature(Message)  # type: ignore[attr-defined, unused-ignore]
+    del Message.__init__
 
 _field_names: Final = tuple(each.name for each in fields(Message))
 

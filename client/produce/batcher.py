@@ -46,11 +46,6 @@ from raymq.client.produce.sent_results import results_of
 
 #: A batch of this size is sent at once.
 BATCH_BYTES: Final = 1 << 20
-#: Why a send was refused in a signal handler.
-SEND_IN_HANDLER: Final = (
-    "a signal handler that has interrupted a send cannot send on the same thread: "
-    "set a threading.Event in the handler, and send when the program sees it"
-)
 #: The approximate size of a record without its body, used only for the bounds.
 _OVERHEAD_BYTES: Final = 192
 
@@ -112,8 +107,6 @@ class Batcher:
         self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
         self._closed = False
-        #: The threads that are in the part of `add` that holds the lock.
-        self._adding_threads: set[int] = set()
         #: The batches that the loop is sending.
         self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
         #: Sends the batches of one queue one after the other: the order of sending is the order of delivery.
@@ -137,43 +130,34 @@ class Batcher:
         Raises:
             BufferFull: there was no room for the message, at once or within its time budget.
             ClientClosed: `close` was called.
-            NotStored: the caller is a signal handler that has interrupted this method.
         """
         topic = message.topic
         key = topic if terms is None else (topic, terms, sharding_key is not None)
         size = len(message.body) + _OVERHEAD_BYTES
-        thread = threading.get_ident()
-        if thread in self._adding_threads:
-            raise NotStored(SEND_IN_HANDLER)
-        try:
-            self._adding_threads.add(thread)
-            with self._lock:
-                if self._taken_bytes >= self._buffer_bytes:
-                    self._wait_for_room((terms or self._usual_terms).timeout)
-                while True:
-                    if self._closed:
-                        raise ClientClosed("the producer is closed")
-                    batch = self.open.get(key)
-                    if batch is None or batch.is_taken:
-                        batch = self._begin(key, topic, terms)
-                    index = batch.count
-                    delivery = PendingResult(batch, index)
-                    # Interrupts and signal handlers run only after calls. From here to the end of the loop there is one
-                    # call, its last step. So a handler that closes, and an interrupted caller, find either nothing of
-                    # this message or all of it.
-                    if batch.count != index or batch.is_taken:
-                        continue
-                    batch.count = index + 1
-                    batch.bytes += size
-                    if sharding_key is not None:
-                        batch.sharding_keys += (sharding_key,)
-                    batch.messages.append(message)
-                    break
-                if batch.bytes >= self._batch_bytes:
-                    self._take(batch)
-            return delivery
-        finally:
-            self._adding_threads.discard(thread)
+        with self._lock:
+            if self._taken_bytes >= self._buffer_bytes:
+                self._wait_for_room((terms or self._usual_terms).timeout)
+            while True:
+                if self._closed:
+                    raise ClientClosed("the producer is closed")
+                batch = self.open.get(key)
+                if batch is None or batch.is_taken:
+                    batch = self._begin(key, topic, terms)
+                index = batch.count
+                delivery = PendingResult(batch, index)
+                # Interrupts, signal handlers and other threads run only after calls. From here to the end of the loop
+                # there is one call, its last step. So they find either nothing of this message or all of it.
+                if batch.count != index or batch.is_taken:
+                    continue
+                batch.count = index + 1
+                batch.bytes += size
+                if sharding_key is not None:
+                    batch.sharding_keys += (sharding_key,)
+                batch.messages.append(message)
+                break
+            if batch.bytes >= self._batch_bytes:
+                self._take(batch)
+        return delivery
 
     def _begin(self, key: _Key, topic: str, terms: SendParameters | None) -> MessageBatch:
         """Open a batch, which the loop takes in time even if the caller is interrupted.
