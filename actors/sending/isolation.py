@@ -49,9 +49,6 @@ class Isolation(Protocol):
     def recovered(self, broker: str) -> None:
         """End the isolation of a suspect that has answered a probe."""
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-
 
 #: A latency of at least the first number makes a broker unavailable for the second; milliseconds.
 LATENCY_TABLE_MS: Final = (
@@ -121,11 +118,6 @@ class LatencyIsolation:
         self._failed.pop(broker, None)
         self._slow.pop(broker, None)
 
-    def validate(self) -> None:
-        """Assert that no window is longer than the longest one of the table."""
-        longest = LATENCY_TABLE_MS[0][1] / 1000
-        assert all(until <= self.clock() + longest for until in self._available_from.values())
-
     def _slow_window_ms(self, broker: str, latency_ms: float) -> int:
         """Count a slow answer, and return the window in milliseconds; 0 for no window."""
         if latency_ms < SLOW_MS:
@@ -177,10 +169,6 @@ class QuarantineIsolation:
         """End the broker's isolation."""
         self._failed_at.pop(broker, None)
 
-    def validate(self) -> None:
-        """Assert that no failure lies in the future."""
-        assert all(at <= self.clock() for at, _ in self._failed_at.values())
-
 
 @dataclass(slots=True)
 class FlagIsolation:
@@ -219,10 +207,6 @@ class FlagIsolation:
     def recovered(self, broker: str) -> None:
         """Clear the broker's flag."""
         self._flags.pop(broker, None)
-
-    def validate(self) -> None:
-        """Assert that the next reset is at most one period ahead."""
-        assert self._reset_at <= self.clock() + self.period_seconds
 
     def _fall_due(self) -> None:
         late = self.clock() - self._reset_at
@@ -277,10 +261,6 @@ class LeastFailuresIsolation:
         self._failed_at.pop(broker, None)
         self._silent.discard(broker)
 
-    def validate(self) -> None:
-        """Assert that the failures are remembered in order."""
-        assert all(list(failures) == sorted(failures) for failures in self._failed_at.values())
-
 
 @dataclass(slots=True)
 class NoIsolation:
@@ -299,9 +279,6 @@ class NoIsolation:
 
     def recovered(self, broker: str) -> None:
         """Do nothing."""
-
-    def validate(self) -> None:
-        """Do nothing: the strategy has no state."""
 
 
 #: The strategies by the names that a producer accepts.
@@ -351,8 +328,3 @@ class SynchronizedIsolation:
         """End a broker's isolation, as `Isolation.recovered`."""
         with self._lock:
             self._inner.recovered(broker)
-
-    def validate(self) -> None:
-        """Assert the invariants of the strategy."""
-        with self._lock:
-            self._inner.validate()

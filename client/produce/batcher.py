@@ -37,11 +37,10 @@ from raymq.actors.sending.topic_creation import auto_create_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, find_oversized
-from raymq.client.produce.keyed_mutex import KeyedMutex
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, OpenBatches, Outcome, PendingResult
 from raymq.client.produce.message_encoder import encode_messages, packed_host
 from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
-from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
+from raymq.client.produce.queue_accumulator import Encoded, KeyedMutex, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
 
 #: A batch of this size is sent at once.

@@ -17,7 +17,7 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch_commands import Fetched
-from raymq.client.body_cache import MAX_CACHE_BYTES, OVERHEAD_BYTES, BodyCache, body_cache
+from raymq.client.lazy_record import MAX_CACHE_BYTES, OVERHEAD_BYTES, BodyCache, body_cache
 from raymq.client.message import ReceivedMessage
 from raymq.client.message_decoder import decode_message, decode_messages
 from raymq.client.pull.pull_consumer import _table
