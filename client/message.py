@@ -25,7 +25,6 @@ import numpy.typing as npt
 from raymq.actors.naming import check_sendable, check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
-from raymq.client import unique_key as unique_keys
 from raymq.client.lazy_record import CompressedBody, RecordSource
 from raymq.client.receipt import Receipt
 from raymq.client.timestamps import checked_due_time
@@ -34,7 +33,7 @@ from raymq.storage.records import message_limits, native_kernels
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import SYS_FLAG_COMPRESSED, Record, decode, encode_properties
 from raymq.storage.records.record_template import record_template
-from raymq.storage.records.unique_key_generator import PAIR_BYTES
+from raymq.storage.records.unique_key_generator import PAIR_BYTES, process_unique_keys
 
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
@@ -42,6 +41,7 @@ _ENCODE: Final = ': encode the text, as "...".encode() does'
 #: The number of bytes of a body that `repr` shows.
 _SHOWN_BYTES: Final = 32
 _set = object.__setattr__
+_unique_keys: Final = process_unique_keys()
 
 
 class PlainMessageFields:
@@ -170,7 +170,7 @@ class Message(MessageFields):
         if key is None:
             (key,) = key_numbers([self])
         if not isinstance(key, str):  # stored as text: in a forked child the number would stand for another key
-            key = unique_keys.text(key)
+            key = _unique_keys.text(key)
             _set(self, "_key", key)
         return key
 
@@ -183,9 +183,10 @@ class Message(MessageFields):
         if key is None:
             (key,) = key_numbers([self])
         if isinstance(key, str):
-            return template.encode(self.body, unique_keys.pair(key) + self.own_properties, born_timestamp_ms)
-        keys = unique_keys.process_unique_keys()
-        return template.encode_keyed(keys, key, self.body, self.own_properties, born_timestamp_ms)
+            return template.encode(
+                self.body, f"{properties.UNIQ_KEY}\x01{key}\x02".encode() + self.own_properties, born_timestamp_ms
+            )
+        return template.encode_keyed(_unique_keys, key, self.body, self.own_properties, born_timestamp_ms)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The number that stands for a key is valid in this process only.
@@ -242,9 +243,9 @@ class Message(MessageFields):
 def key_numbers(messages: list[Message]) -> Sequence[str | int]:
     """Return the unique key of each message, or the number that stands for it.
 
-    `unique_key.text` converts such a number. Messages without a key get one.
+    `process_unique_keys().text` converts such a number. Messages without a key get one.
     """
-    return _number_messages(messages, unique_keys.reserve(len(messages)))
+    return _number_messages(messages, _unique_keys.reserve(len(messages)))
 
 
 if MessageFields is not PlainMessageFields:  # the compiled `__init__` takes the same arguments

@@ -5,7 +5,7 @@ The client's producers and the shared producer actor use these modules. No modul
 What is in it, in the order to read it:
     sender: the tries of a send, on the event loop.
     send_plan: the parameters of a send, the number and the time-outs of its tries, and its outcome.
-    queue_picker, isolation, broker_prober: which broker's queue a try goes to.
+    isolation, broker_prober: which broker's queue a try goes to.
     topic_creation: create a topic by the first message to it.
     body_size: refuse bodies that are too long.
     direct_sender: the first try in the calling thread.

@@ -1,4 +1,7 @@
-"""Rank brokers by the outcomes of recent tries, so that failing brokers are avoided (failure isolation).
+"""Pick the queue of a send, and avoid brokers that failed recently (failure isolation).
+
+A strategy ranks the brokers by the outcomes of tries; the picker goes round robin among those with the best rank. The
+module performs no I/O.
 
 The strategies have the names that a producer accepts (`ISOLATION_STRATEGIES`). Source of the isolation by latency:
 RocketMQ's MQFaultStrategy. Its table does not isolate a broker that takes a few hundred milliseconds for every answer.
@@ -12,9 +15,11 @@ import enum
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from raymq.actors.protocol import MessageQueue
 
 
 class TryOutcome(enum.Enum):
@@ -328,3 +333,42 @@ class SynchronizedIsolation:
         """End a broker's isolation, as `Isolation.recovered`."""
         with self._lock:
             self._inner.recovered(broker)
+
+
+@dataclass(slots=True)
+class QueuePicker:
+    """Round robin over a topic's queues, with the ranks of `isolation`.
+
+    A producer has one picker; `start` is its first index.
+    """
+
+    isolation: Isolation
+    start: int = 0
+    _next: dict[str, int] = field(default_factory=dict)
+
+    def pick(self, queues: Sequence[MessageQueue], last: MessageQueue | None = None) -> MessageQueue:
+        """Return the queue of the next try; `last` is the queue that just failed.
+
+        After a failure it is a queue of the best-ranked other broker, round robin among brokers of the same rank.
+        Without another broker it is another queue of the same broker, else the same queue again. `queues` must not be
+        empty.
+        """
+        topic = queues[0].topic
+        first = self._next.get(topic, self.start)
+        self._next[topic] = first + 1
+        due = queues[first % len(queues)]
+        if last is None and not self.isolation.rank(due.broker):
+            return due
+        turn = [queues[(first + step) % len(queues)] for step in range(len(queues))]
+        if last is None:
+            others = turn
+        else:
+            others = [queue for queue in turn if queue.broker != last.broker]
+            if not others:
+                return next((queue for queue in turn if queue != last), turn[0])
+        ranks = {queue.broker: self.isolation.rank(queue.broker) for queue in others}
+        return min(others, key=lambda queue: ranks[queue.broker])
+
+    def forget(self, topic: str) -> None:
+        """Drop the state of a topic that the producer does not use any more."""
+        self._next.pop(topic, None)

@@ -32,9 +32,8 @@ from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus, Top
 from raymq.actors.route_cache import MAX_TOPICS, RouteCache
 from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, check_body_size, longest_body
 from raymq.actors.sending.broker_prober import BrokerProber
-from raymq.actors.sending.isolation import SynchronizedIsolation, TryOutcome, make_isolation
+from raymq.actors.sending.isolation import QueuePicker, SynchronizedIsolation, TryOutcome, make_isolation
 from raymq.actors.sending.partition_sequence import HeldSequence, PartitionSequences
-from raymq.actors.sending.queue_picker import QueuePicker
 from raymq.actors.sending.send_plan import (
     SendParameters,
     SendPlan,

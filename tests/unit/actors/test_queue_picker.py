@@ -13,10 +13,10 @@ from raymq.actors.sending.isolation import (
     Isolation,
     LatencyIsolation,
     NoIsolation,
+    QueuePicker,
     TryOutcome,
     make_isolation,
 )
-from raymq.actors.sending.queue_picker import QueuePicker
 from raymq.actors.sending.send_plan import SendParameters
 from raymq.actors.sending.sender import make_sender, queue_of_sharding_key
 from raymq.actors.wire.connection_pool import ConnectionPool
