@@ -9,3 +9,4 @@ cdef class MessageFields:
     cdef public object _key
     cdef public bytes own_properties
     cdef public bint is_delayed
+    cdef object __weakref__

@@ -146,7 +146,8 @@ cdef class OpenBatches(dict):
         if found is NULL or fields.is_delayed:
             return None
         cdef BatchFields batch = <BatchFields?><object>found
-        cdef Py_ssize_t size = batch.bytes + len(<bytes>fields.body) + self.overhead
+        cdef bytes body = fields.body
+        cdef Py_ssize_t size = batch.bytes + len(body) + self.overhead
         if batch.is_taken or size >= self.limit:
             return None
         result.batch = batch

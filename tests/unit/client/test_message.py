@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import pickle
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,7 @@ def test_message_can_be_replaced_pickled_and_copied() -> None:
         assert other.encode(1, HOST) == message.encode(1, HOST)
     later = dataclasses.replace(message, delay_level=3)
     assert (later.delay_level, later.keys, later.unique_key == message.unique_key) == (3, ("k",), False)
+    assert weakref.ref(message)() is message
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.body = b"y"  # type: ignore[misc]
 
