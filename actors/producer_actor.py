@@ -21,8 +21,8 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
 from raymq.actors.route_cache import RouteCache
 from raymq.actors.sending.batching_sender import BatchingSender
-from raymq.actors.sending.idempotent_sender import IdempotentSender
-from raymq.actors.sending.sender import SendOutcome, SendParameters, make_sender
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import SendOutcome, make_sender
 from raymq.actors.supervisor import Supervisor
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import MESSAGE_FRAME_BYTES
@@ -61,28 +61,26 @@ class Producer:
         self._ending = False
         self._used_at = time.monotonic()
         self._idle_seconds = spec.idle_seconds
-        self._plain, self._numbered = self._loop.run(self._open(spec))
+        self._sends = self._loop.run(self._open(spec))
 
     def pid(self) -> int:
         """Return the process id."""
         return os.getpid()
 
     async def send(
-        self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: SendParameters, idempotent: bool = False
+        self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: SendParameters
     ) -> SendOutcome:
         """Send contiguous records of one topic, joined with other callers' records.
 
         Raise the errors of `Sender.send`.
-
-        Args:
-            idempotent: send in a batch with a sequence number, so that a lost answer causes no duplicate.
         """
-        sends = self._numbered if idempotent else self._plain
         self._under_way += 1
         try:
             if self._ending:
                 raise BrokerUnavailable("the shared producer", "it is stopping because it was not used")
-            return await asyncio.wrap_future(self._loop.submit(sends.send(topic, bytearray(records), sizes, terms)))
+            return await asyncio.wrap_future(
+                self._loop.submit(self._sends.send(topic, bytearray(records), sizes, terms))
+            )
         finally:
             self._used_at = time.monotonic()
             self._under_way -= 1
@@ -99,10 +97,10 @@ class Producer:
         """Close the sockets; the caller kills the actor next."""
         self._loop.stop()
 
-    async def _open(self, spec: ProducerSpec) -> tuple[BatchingSender, BatchingSender]:
+    async def _open(self, spec: ProducerSpec) -> BatchingSender:
         pool = ConnectionPool(
             tls=None if spec.tls is None else client_context(spec.tls), max_frame_bytes=MESSAGE_FRAME_BYTES
         )
         sender = make_sender(pool, RouteCache(pool, spec.name_servers), spec.isolation)
         Supervisor(f"shared producer of {spec.group}").keep("stop when idle", self._end_idle)
-        return BatchingSender(sender), BatchingSender(IdempotentSender(sender))
+        return BatchingSender(sender)

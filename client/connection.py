@@ -174,9 +174,9 @@ class Connection(Closeable):
         self._closed = False
         #: Where users' callbacks run.
         self.callbacks = CallbackExecutor()
-        #: Reentrant: a signal handler may send, too, on the thread that it interrupted here.
+        #: Reentrant, both: a signal handler may use the connection on the thread that it interrupted here.
         self._starting = threading.RLock()
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         self._loop: EventLoopThread | None = None
         self._session = uuid.uuid4().hex
         self._at_exit = _AtExit(self)
@@ -386,7 +386,7 @@ class Connection(Closeable):
         """
         self.namespace = None
         self._starting = threading.RLock()
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         if self._loop is not None:
             keep_for_parent(self._loop)  # its descriptors are shared with the parent: keep them open
             self._loop = self._held.loop = None

@@ -7,16 +7,17 @@ copy.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter, index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,6 @@ import numpy.typing as npt
 from raymq.actors.naming import check_sendable, check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
-from raymq.client import unique_key as unique_keys
 from raymq.client.lazy_record import CompressedBody, RecordSource
 from raymq.client.receipt import Receipt
 from raymq.client.timestamps import checked_due_time
@@ -33,19 +33,42 @@ from raymq.storage.records import message_limits, native_kernels
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import SYS_FLAG_COMPRESSED, Record, decode, encode_properties
 from raymq.storage.records.record_template import record_template
-from raymq.storage.records.unique_key_generator import PAIR_BYTES
+from raymq.storage.records.unique_key_generator import PAIR_BYTES, process_unique_keys
 
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
-_attributes = attrgetter("__dict__")
 _ENCODE: Final = ': encode the text, as "...".encode() does'
 #: The number of bytes of a body that `repr` shows.
 _SHOWN_BYTES: Final = 32
-_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+_set = object.__setattr__
+_unique_keys: Final = process_unique_keys()
+
+
+class PlainMessageFields:
+    """The fields of a `Message`, without compiled code."""
+
+    #: The unique key: its text, or the number that stands for it in this process, or None before it is assigned.
+    _key: str | int | None = None
+    #: The encoded properties of the record after the unique key.
+    own_properties: bytes = b""
+    #: Whether it has a delay level or a delivery time.
+    is_delayed: bool = False
+
+
+def _number_messages(messages: list[Any], first: int) -> Sequence[str | int]:
+    """Do `key_numbers` for messages with plain fields."""
+    numbers = range(first, first + len(messages))
+    return list(map(dict.setdefault, map(attrgetter("__dict__"), messages), repeat("_key"), numbers))
+
+
+if TYPE_CHECKING or native_kernels.kernels is None:
+    MessageFields = PlainMessageFields
+else:
+    MessageFields, _number_messages = native_kernels.kernels.MessageFields, native_kernels.kernels.number_messages
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Message:
+class Message(MessageFields):
     """One message to send.
 
     Attributes:
@@ -64,20 +87,15 @@ class Message:
         TypeError: a value of the wrong type.
     """
 
+    __slots__ = ()
+
     topic: str
     body: bytes
-    tags: str | None = None
-    keys: tuple[str, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-    delay_level: int = 0
-    deliver_at: float | None = None
-
-    #: The unique key: its text, or the number that stands for it in this process, or None before it is assigned.
-    _key: ClassVar[str | int | None] = None
-    #: The encoded properties of the record after the unique key.
-    own_properties: ClassVar[bytes] = b""
-    #: Whether it has a delay level or a delivery time.
-    is_delayed: ClassVar[bool] = False
+    tags: str | None
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    delay_level: int
+    deliver_at: float | None
 
     def __init__(
         self,
@@ -91,11 +109,22 @@ class Message:
         *,
         unique_key: str | None = None,
     ) -> None:
-        # Values are written to __dict__, past the frozen __setattr__, and default values stay on the class: a producer
-        # creates hundreds of thousands of messages a second.
-        own = self.__dict__
+        self._initialize(topic, body, tags, keys, properties, delay_level, deliver_at, unique_key)
+
+    def _initialize(
+        self,
+        topic: str,
+        body: bytes,
+        tags: str | None,
+        keys: Iterable[str],
+        properties: Mapping[str, str] | None,
+        delay_level: int,
+        deliver_at: float | datetime | None,
+        unique_key: str | None,
+    ) -> None:
+        """Check all values and set all fields."""
         try:
-            own["topic"] = check_sendable(topic)
+            topic = check_sendable(topic)
         except TypeError:
             check_topic(topic)  # raises the error for topics that are not hashable, too
             raise
@@ -103,7 +132,6 @@ class Message:
             if not isinstance(body, bytes | bytearray | memoryview):
                 raise TypeError(f"body must be bytes, not {type(body).__name__}" + _ENCODE * isinstance(body, str))
             body = bytes(body)
-        own["body"] = body
         # The limit of the brokers' `max_message_bytes` is checked at the send.
         if not 0 < len(body) <= message_limits.MAX_MESSAGE_BYTES:
             raise InvalidInput(
@@ -113,16 +141,12 @@ class Message:
             _check_text("unique_key", unique_key)
             if not unique_key:
                 raise InvalidInput("unique_key", "at least one character", unique_key)
-            own["_key"] = unique_key
-        if delay_level != 0 or deliver_at is not None:
-            self._delay(delay_level, deliver_at)
-        if tags is not None or keys != () or properties is not None or self.is_delayed:
-            self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), properties)
-        kernels = native_kernels.kernels
-        if kernels is not None and type(self) is Message:
-            # A message refers to texts and bytes only, so it is in no reference cycle. Without this, scanning thousands
-            # of messages again and again costs the garbage collector more time than all other work for them.
-            kernels.untrack(self)
+        delay_level, due = _checked_delay(delay_level, deliver_at)
+        own = {"topic": topic, "body": body, "delay_level": delay_level, "deliver_at": due}
+        self.__setstate__({**own, "is_delayed": delay_level > 0 or due is not None})
+        if unique_key is not None:
+            _set(self, "_key", unique_key)
+        self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), properties)
 
     def __repr__(self) -> str:
         """Return one line with the beginning of the body and the names of the properties.
@@ -144,9 +168,10 @@ class Message:
         """Return the id given by the producer."""
         key = self._key
         if key is None:
-            key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
+            (key,) = key_numbers([self])
         if not isinstance(key, str):  # stored as text: in a forked child the number would stand for another key
-            key = self.__dict__["_key"] = unique_keys.text(key)
+            key = _unique_keys.text(key)
+            _set(self, "_key", key)
         return key
 
     def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytearray:
@@ -156,40 +181,31 @@ class Message:
         """
         template, key = record_template(self.topic, born_host), self._key
         if key is None:
-            key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
+            (key,) = key_numbers([self])
         if isinstance(key, str):
-            return template.encode(self.body, unique_keys.pair(key) + self.own_properties, born_timestamp_ms)
-        keys = unique_keys.process_unique_keys()
-        return template.encode_keyed(keys, key, self.body, self.own_properties, born_timestamp_ms)
+            return template.encode(
+                self.body, f"{properties.UNIQ_KEY}\x01{key}\x02".encode() + self.own_properties, born_timestamp_ms
+            )
+        return template.encode_keyed(_unique_keys, key, self.body, self.own_properties, born_timestamp_ms)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # The number that stands for a key is valid in this process only.
-        return {**self.__dict__, "_key": self.unique_key, "properties": dict(self.properties)}
+        own = {name: getattr(self, name) for name in (*_field_names, "own_properties", "is_delayed")} | getattr(
+            self, "__dict__", {}
+        )
+        return _restored, (type(self), {**own, "_key": self.unique_key, "properties": dict(self.properties)})
+
+    def __setstate__(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            _set(self, name, value)  # past the frozen __setattr__
 
     @property
     def due_ms(self) -> int | None:
         """Return `deliver_at` in milliseconds, rounded up; None if there is none."""
         return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
 
-    def _delay(self, delay_level: int, deliver_at: float | datetime | None) -> None:
-        """Check and set the delay level or the delivery time."""
-        if not hasattr(delay_level, "__index__") or isinstance(delay_level, bool):
-            raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
-        delay_level = index(delay_level)
-        if delay_level < 0:
-            raise InvalidInput("delay_level", message_limits.DELAY_LEVEL, delay_level)
-        if deliver_at is not None:
-            is_time = isinstance(deliver_at, datetime) or hasattr(deliver_at, "__float__")
-            if not is_time or isinstance(deliver_at, bool):
-                raise TypeError(f"deliver_at must be a number or a datetime, not {type(deliver_at).__name__}")
-            deliver_at = checked_due_time("deliver_at", deliver_at)
-            if delay_level:
-                raise InvalidInput("deliver_at", message_limits.DELIVER_AT, deliver_at)
-        waits = delay_level > 0 or deliver_at is not None
-        self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at, is_delayed=waits)
-
     def _describe(self, tags: str | None, keys: tuple[str, ...], user_properties: Mapping[str, str] | None) -> None:
-        """Check and set tags, keys and properties, which most messages do not have."""
+        """Check and set tags, keys and properties."""
         if user_properties is not None and not isinstance(user_properties, Mapping):
             raise InvalidInput("properties", "a mapping of text to text", user_properties)
         own = dict(user_properties or {})
@@ -221,21 +237,46 @@ class Message:
         if size > message_limits.MAX_PROPERTIES_BYTES:
             raise InvalidInput("properties", message_limits.PROPERTIES, size)
         described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}
-        self.__dict__.update(described, own_properties=encoded)
+        self.__setstate__({**described, "own_properties": encoded})
 
 
-# The default of `properties` is set here, since dataclasses refuse a mapping as a mutable default.
-Message.properties = _NO_PROPERTIES
-
-
-def key_numbers(messages: Sequence[Message]) -> list[str | int]:
+def key_numbers(messages: list[Message]) -> Sequence[str | int]:
     """Return the unique key of each message, or the number that stands for it.
 
-    `unique_key.text` converts such a number. Messages without a key get one.
+    `process_unique_keys().text` converts such a number. Messages without a key get one.
     """
-    first = unique_keys.reserve(len(messages))
-    numbers = range(first, first + len(messages))
-    return list(map(dict.setdefault, map(_attributes, messages), repeat("_key"), numbers))
+    return _number_messages(messages, _unique_keys.reserve(len(messages)))
+
+
+if MessageFields is not PlainMessageFields:  # the compiled `__init__` takes the same arguments
+    Message.__signature__ = inspect.signature(Message)  # type: ignore[attr-defined, unused-ignore]
+    del Message.__init__
+
+_field_names: Final = tuple(each.name for each in fields(Message))
+
+
+def _restored(kind: type[Message], values: Mapping[str, Any]) -> Message:
+    message = kind.__new__(kind)
+    message.__setstate__(values)
+    return message
+
+
+def _checked_delay(delay_level: int, deliver_at: float | datetime | None) -> tuple[int, float | None]:
+    """Return the delay level and the delivery time in seconds if they are valid."""
+    if not hasattr(delay_level, "__index__") or isinstance(delay_level, bool):
+        raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
+    delay_level = index(delay_level)
+    if delay_level < 0:
+        raise InvalidInput("delay_level", message_limits.DELAY_LEVEL, delay_level)
+    if deliver_at is None:
+        return delay_level, None
+    is_time = isinstance(deliver_at, datetime) or hasattr(deliver_at, "__float__")
+    if not is_time or isinstance(deliver_at, bool):
+        raise TypeError(f"deliver_at must be a number or a datetime, not {type(deliver_at).__name__}")
+    due = checked_due_time("deliver_at", deliver_at)
+    if delay_level:
+        raise InvalidInput("deliver_at", message_limits.DELIVER_AT, due)
+    return delay_level, due
 
 
 def _check_text(name: str, value: object, place: str = "") -> None:

@@ -4,12 +4,11 @@ The client's producers and the shared producer actor use these modules. No modul
 
 What is in it, in the order to read it:
     sender: the tries of a send, on the event loop.
-    send_plan: the number and the time-outs of the tries, and the outcome of a send.
-    queue_picker, isolation, broker_prober: which broker's queue a try goes to.
+    send_plan: the parameters of a send, the number and the time-outs of its tries, and its outcome.
+    isolation, broker_prober: which broker's queue a try goes to.
     topic_creation: create a topic by the first message to it.
     body_size: refuse bodies that are too long.
     direct_sender: the first try in the calling thread.
-    partition_sequence, idempotent_sender, direct_idempotent_sender, queue_mutex: idempotent sends, with sequence
-        numbers so that no batch is stored twice.
+    partition_sequence: the sequence numbers of idempotent sends, so that no batch is stored twice.
     batching_sender: join the batches of several callers.
 """

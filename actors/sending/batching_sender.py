@@ -24,7 +24,8 @@ import numpy as np
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.protocol import RecordPositions
 from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
-from raymq.actors.sending.sender import RecordSender, SendOutcome, SendParameters, Sizes
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import RecordSender, SendOutcome, Sizes
 
 #: One append on the wire, one in the broker.
 _LANES: Final = 2

@@ -2,8 +2,8 @@
 
 All further tries are made by the `Sender` on the event loop. If the route is known and the broker connected, the thread
 waits only for the answer, and a blocking socket does that at half the cost. A large part goes from its buffer into the
-socket without the event loop and its thread. The same `Sender` and `SendPlan` as on the loop choose the queue,
-interpret the answer and decide what follows a failure.
+socket without the event loop and its thread. The same `Sender` and `SendPlan` as on the loop choose the queue, number
+an idempotent send, interpret the answer and decide what follows a failure.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.route_cache import RouteCache
 from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, longest_body
-from raymq.actors.sending.send_plan import try_seconds
+from raymq.actors.sending.partition_sequence import HeldSequence
+from raymq.actors.sending.send_plan import SendParameters, try_seconds
 from raymq.actors.sending.sender import (
+    BatchSend,
     FailedAttempt,
     Sender,
     SendOutcome,
-    SendParameters,
     SingleSendOutcome,
     Sizes,
     write_queue_id,
 )
 from raymq.actors.wire.blocking_channel import SMALL_BYTES, BlockingChannel, BlockingChannelPool
 from raymq.actors.wire.codes import RequestCode
+from raymq.storage.records.producer_sequence import stamp_first
 
 
 @dataclass(slots=True)
@@ -38,14 +40,12 @@ class PendingSend:
     """A send that `DirectSender.begin` has begun.
 
     Attributes:
+        queue: the queue of the first try, if one was made.
         channel: the channel on which the answer of the first try arrives; None if the try failed or was not made.
         tried: the failure of the first try.
     """
 
-    topic: str
-    records: bytearray
-    sizes: Sizes
-    terms: SendParameters
+    batch: BatchSend
     began: float
     queue: MessageQueue | None = None
     channel: BlockingChannel | None = None
@@ -83,29 +83,43 @@ class DirectSender:
             return self.send(topic, record, sizes_of_one(record), terms).one()
         began = time.monotonic()
         tried: FailedAttempt | None = None
-        chosen = self.chosen(topic, terms)
-        if chosen is not None:
-            queue, address = chosen
-            write_queue_id(record, queue.queue_id)
+        held: HeldSequence | None = None
+        ready = self._sender.ready(topic, terms)
+        if ready is not None:
+            queue, address, held = ready
             try:
-                answer = self._channels.ask(address, RequestCode.APPEND_ONE, record, first_try_timeout(terms))
+                code = RequestCode.APPEND_ONE
+                if held is not None:
+                    stamp_first(record, held.count.sequence(1))
+                    code = RequestCode.APPEND_ONE_SEQUENCED
+                write_queue_id(record, queue.queue_id)
+                answer = self._channels.ask(address, code, record, first_try_timeout(terms))
                 if answer is not None:
-                    return self._sender.read_single_answer(queue, address, answer, time.monotonic() - began)
+                    sent = self._sender.read_single_answer(queue, address, answer, time.monotonic() - began)
+                    if held is not None:
+                        held.stored(1)
+                    return sent
             except RayMQError as error:
                 tried = FailedAttempt(queue, error, time.monotonic() - began)
-        return self._go_on(began, tried, topic, record, sizes_of_one(record), terms).one()
+            except BaseException:
+                if held is not None:
+                    held.end()
+                raise
+        batch = BatchSend(topic, record, sizes_of_one(record), terms, terms.plan(began), held)
+        return self._run(self._sender.resume(batch, tried)).one()
 
     def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> PendingSend:
         """Write the first try; the caller passes the result to `finish`.
 
         It raises none of the errors of a send; `finish` raises them. Several sends may be pending at once, and sends to
-        one queue may then be stored in another order.
+        one queue may then be stored in another order. All tries of an idempotent send are made by `finish`.
         """
-        begun = PendingSend(topic, records, sizes, terms, time.monotonic())
-        chosen = self.chosen(topic, terms)
-        if chosen is None:
+        began = time.monotonic()
+        begun = PendingSend(BatchSend(topic, records, sizes, terms, terms.plan(began)), began)
+        ready = None if terms.idempotent else self._sender.ready(topic, terms)
+        if ready is None:
             return begun
-        queue, address = chosen
+        queue, address, _ = ready
         if len(records) > ALWAYS_READABLE_BYTES and longest_body(records, sizes) > body_limit(
             self._routes.known(topic), queue.broker
         ):
@@ -115,45 +129,21 @@ class DirectSender:
         try:
             begun.channel = self._channels.begin(address, command, first_try_timeout(terms))
         except RayMQError as error:
-            begun.tried = FailedAttempt(queue, error, time.monotonic() - begun.began)
+            begun.tried = FailedAttempt(queue, error, time.monotonic() - began)
         return begun
 
     def finish(self, begun: PendingSend) -> SendOutcome:
         """Return the outcome of a send that was begun; raise as `Sender.send`."""
-        queue, channel, terms = begun.queue, begun.channel, begun.terms
+        batch, queue, channel = begun.batch, begun.queue, begun.channel
         if queue is not None and channel is not None:
             try:
-                answer = self._channels.finish(channel, begun.began + first_try_timeout(terms) - time.monotonic())
+                left = begun.began + first_try_timeout(batch.terms) - time.monotonic()
+                answer = self._channels.finish(channel, left)
                 elapsed = time.monotonic() - begun.began
-                return self._sender.answered(queue, channel.address, answer, len(begun.sizes), elapsed)
+                return self._sender.answered(queue, channel.address, answer, len(batch.sizes), elapsed)
             except RayMQError as error:
                 begun.tried = FailedAttempt(queue, error, time.monotonic() - begun.began)
-        return self._go_on(begun.began, begun.tried, begun.topic, begun.records, begun.sizes, terms)
-
-    def chosen(self, topic: str, terms: SendParameters) -> tuple[MessageQueue, str] | None:
-        """Return the queue of the first try and its broker's address.
-
-        Return None if the first try has to be made on the event loop.
-        """
-        route = None if terms.require_send_ok else self._routes.known(topic)
-        if route is None:
-            return None
-        try:
-            return self._sender.ready(route, terms)
-        except RayMQError:
-            return None  # a fresh route may have a queue
-
-    def _go_on(
-        self,
-        began: float,
-        tried: FailedAttempt | None,
-        topic: str,
-        records: bytearray,
-        sizes: Sizes,
-        terms: SendParameters,
-    ) -> SendOutcome:
-        """Make the remaining tries on the event loop."""
-        return self._run(self._sender.resume(terms.plan(began), tried, topic, records, sizes, terms))
+        return self._run(self._sender.resume(batch, begun.tried))
 
 
 def sizes_of_one(record: bytearray) -> Sizes:

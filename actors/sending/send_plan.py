@@ -1,4 +1,4 @@
-"""The plan of one send: its budget, its tries and pauses, and its outcome.
+"""The parameters and the plan of one send: its budget, its tries and pauses, and its outcome.
 
 The module performs no I/O. All ways to send use it. `timeout` is the budget of the whole send. A try that surely stored
 nothing does not count against `retries`, and is repeated after a pause while there is time.
@@ -8,8 +8,9 @@ Source: RocketMQ's DefaultMQProducerImpl. The share of a try and the uncounted t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import (
@@ -256,6 +257,57 @@ class SendPlan:
             del self.attempts[_MAX_ATTEMPTS // 2]
         self.attempts.append(Attempt(None if queue is None else queue.broker, queue, code, _reason(error), elapsed))
         self._remedy = error.remedy
+
+
+@dataclass(frozen=True, slots=True)
+class SendParameters:
+    """The parameters of one send.
+
+    Attributes:
+        timeout: the budget of all tries together, in seconds; 0 if it is used up already.
+        retries: further tries after the first.
+        queue, sharding_key: fix the queue; every try goes there.
+        same_broker: a try after one that may have stored the message stays on its broker.
+        delayed: the records have a DELAY property and wait in the schedule topic first.
+        require_send_ok: a status other than SEND_OK is tried again, also on another broker.
+        by_key: `queue` was computed from sharding keys and a route. If the queue accepts nothing, the caller chooses
+            another one. The caller also puts failed messages into the outbox, with their keys.
+        waits: a try that surely stored nothing is repeated while there is time, and does not count against `retries`;
+            False: every try counts.
+        idempotent: the first record gets the batch's sequence number, so that no broker stores the batch twice.
+    """
+
+    timeout: float
+    retries: int
+    queue: MessageQueue | None = None
+    sharding_key: str | None = None
+    same_broker: bool = False
+    delayed: bool = False
+    require_send_ok: bool = False
+    by_key: bool = False
+    waits: bool = True
+    idempotent: bool = False
+
+    def plan(self, began: float | None = None) -> SendPlan:
+        """Return the plan of a send that began at `began` (monotonic clock), or now."""
+        remaining = self.timeout if began is None else began + self.timeout - time.monotonic()
+        return SendPlan(
+            time.monotonic,
+            remaining,
+            self.retries,
+            queue_is_given=self.queue is not None,
+            is_idempotent=self.idempotent,
+            waits=self.waits,
+        )
+
+    def check_time(self) -> None:
+        """Raise NotStored if the budget was used up before the first try."""
+        if self.timeout <= 0.0:
+            raise NotStored("the timeout ended before the send began")
+
+    def without_sharding_key(self) -> SendParameters:
+        """Return the same parameters without a sharding key."""
+        return self if self.sharding_key is None else replace(self, sharding_key=None)
 
 
 def _reason(error: RayMQError) -> str:

@@ -10,8 +10,8 @@ import asyncio
 import random
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from raymq.actors.errors import (
     BrokerUnavailable,
-    NotStored,
     PermissionDenied,
     ProtocolError,
     RayMQError,
@@ -33,10 +32,10 @@ from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus, Top
 from raymq.actors.route_cache import MAX_TOPICS, RouteCache
 from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, check_body_size, longest_body
 from raymq.actors.sending.broker_prober import BrokerProber
-from raymq.actors.sending.isolation import TryOutcome, make_isolation
-from raymq.actors.sending.isolation.synchronized_isolation import SynchronizedIsolation
-from raymq.actors.sending.queue_picker import QueuePicker
+from raymq.actors.sending.isolation import QueuePicker, SynchronizedIsolation, TryOutcome, make_isolation
+from raymq.actors.sending.partition_sequence import HeldSequence, PartitionSequences
 from raymq.actors.sending.send_plan import (
+    SendParameters,
     SendPlan,
     is_refusal_by_broker,
     is_unanswered,
@@ -49,13 +48,13 @@ from raymq.actors.wire.commands.append_one_commands import read_append_position
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.storage.records.java_hash import java_hash
+from raymq.storage.records.producer_sequence import stamp
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 
 Sizes = npt.NDArray[np.int32]
-#: Chooses the queue of a try; returns the queue and the sizes of the records.
-QueueChooser = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
-
 _QUEUE_ID = struct.Struct(">i")
+#: The most queues that are tried for one without a batch in progress. A fixed queue is just tried again.
+_PICKS = 2
 
 
 class SendOutcome(NamedTuple):
@@ -86,55 +85,6 @@ SingleSendOutcome = tuple[SendStatus, MessageQueue, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SendParameters:
-    """The parameters of one send.
-
-    Attributes:
-        timeout: the budget of all tries together, in seconds; 0 if it is used up already.
-        retries: further tries after the first.
-        queue, sharding_key: fix the queue; every try goes there.
-        same_broker: a try after one that may have stored the message stays on its broker.
-        delayed: the records have a DELAY property and wait in the schedule topic first.
-        require_send_ok: a status other than SEND_OK is tried again, also on another broker.
-        by_key: `queue` was computed from sharding keys and a route. If the queue accepts nothing, the caller chooses
-            another one. The caller also puts failed messages into the outbox, with their keys.
-        waits: a try that surely stored nothing is repeated while there is time, and does not count against `retries`;
-            False: every try counts.
-    """
-
-    timeout: float
-    retries: int
-    queue: MessageQueue | None = None
-    sharding_key: str | None = None
-    same_broker: bool = False
-    delayed: bool = False
-    require_send_ok: bool = False
-    by_key: bool = False
-    waits: bool = True
-
-    def plan(self, began: float | None = None, *, is_idempotent: bool = False) -> SendPlan:
-        """Return the plan of a send that began at `began` (monotonic clock), or now."""
-        remaining = self.timeout if began is None else began + self.timeout - time.monotonic()
-        return SendPlan(
-            time.monotonic,
-            remaining,
-            self.retries,
-            queue_is_given=self.queue is not None,
-            is_idempotent=is_idempotent,
-            waits=self.waits,
-        )
-
-    def check_time(self) -> None:
-        """Raise NotStored if the budget was used up before the first try."""
-        if self.timeout <= 0.0:
-            raise NotStored("the timeout ended before the send began")
-
-    def without_sharding_key(self) -> SendParameters:
-        """Return the same parameters without a sharding key."""
-        return self if self.sharding_key is None else replace(self, sharding_key=None)
-
-
-@dataclass(frozen=True, slots=True)
 class FailedAttempt:
     """A try that failed after `elapsed` seconds; `queue` is None if none was chosen."""
 
@@ -155,14 +105,60 @@ class PendingRetry:
     wait: float
     address: str | None = None
 
-    @property
-    def may_be_stored(self) -> bool:
-        """Return True if this try may have stored the message."""
-        return is_unknown(self.error)
+
+@dataclass(slots=True)
+class BatchSend:
+    """A batch on its way, from try to try.
+
+    Attributes:
+        held: the sequence whose number the records have. An idempotent send keeps it as long as that queue may have
+            stored the batch.
+        last: the queue of the last try.
+        stays: the last try may have stored the batch.
+        is_renumbered: the batch got another number on the held queue, because the broker had lost the sequence.
+    """
+
+    topic: str
+    records: bytearray
+    sizes: Sizes
+    terms: SendParameters
+    plan: SendPlan
+    held: HeldSequence | None = None
+    last: MessageQueue | None = None
+    stays: bool = False
+    is_renumbered: bool = False
+
+    def number(self) -> None:
+        """Write the number of the held sequence into the records."""
+        if self.held is not None:
+            self.sizes = stamp(self.records, self.sizes, self.held.count.sequence(len(self.sizes)))
+
+    def failed(self, tried: PendingRetry) -> None:
+        """Record a failed try, and release the queue unless it may have stored the batch."""
+        self.last, self.stays = tried.queue or self.last, is_unknown(tried.error)
+        if self.held is None or self.plan.is_in_doubt:
+            return
+        if isinstance(tried.error, SequenceGap) and not self.is_renumbered:  # the broker lost the sequence
+            self.is_renumbered = True
+            self.held.count.begin_epoch()
+            self.number()
+        else:
+            self.end(stored=False)
+
+    def end(self, *, stored: bool) -> None:
+        """Release the queue, if it is held.
+
+        `stored`: the batch is in the log; False: it may be stored, or was not sent.
+        """
+        held, self.held, self.is_renumbered = self.held, None, False
+        if held is not None and stored:
+            held.stored(len(self.sizes))
+        elif held is not None:
+            held.end()
 
 
 class RecordSender(Protocol):
-    """A sender of records: a `Sender`, an idempotent one, or the shared producer actor."""
+    """A sender of records: a `Sender`, or a layer around one."""
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
         """Send contiguous records of `topic`; see `Sender.send`."""
@@ -198,6 +194,7 @@ class Sender:
         #: Probes the brokers that did not answer.
         self.prober = BrokerProber(pool, picker.isolation)
         self._topics = TopicCreator(partial(auto_create_topic, pool, routes))
+        self._sequences = PartitionSequences()
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
         """Send contiguous records of `topic`, and return the outcome.
@@ -210,37 +207,26 @@ class Sender:
             NotStored, OutcomeUnknown: no tries or no time are left.
         """
         terms.check_time()
-        return await self.resume(terms.plan(), None, topic, records, sizes, terms)
+        return await self.resume(BatchSend(topic, records, sizes, terms, terms.plan()))
 
-    async def resume(
-        self,
-        plan: SendPlan,
-        begun: FailedAttempt | None,
-        topic: str,
-        records: bytearray,
-        sizes: Sizes,
-        terms: SendParameters,
-    ) -> SendOutcome:
+    async def resume(self, batch: BatchSend, begun: FailedAttempt | None = None) -> SendOutcome:
         """Make the tries of a send; raise as `send`.
 
         `begun` is a try that has failed elsewhere, or None.
         """
-        last: MessageQueue | None = None
-        stays = False
-        if begun is not None:
-            failed = self.failed(plan, begun)
-            last, stays = failed.queue, failed.may_be_stored
-            await self.pause(failed)
-
-        async def address(route: TopicRoute) -> tuple[MessageQueue, Sizes]:
-            return self.choose(route, terms, last, stays=stays), sizes
-
-        while True:
-            tried = await self.attempt(plan, topic, address, records, terms)
-            if isinstance(tried, SendOutcome):
-                return tried
-            last, stays = tried.queue or last, tried.may_be_stored
-            await self.pause(tried)
+        try:
+            tried = None if begun is None else self.failed(batch.plan, begun)
+            while True:
+                if tried is not None:
+                    batch.failed(tried)
+                    await self.pause(tried)
+                outcome = await self.attempt(batch)
+                if isinstance(outcome, SendOutcome):
+                    batch.end(stored=True)
+                    return outcome
+                tried = outcome
+        finally:
+            batch.end(stored=False)
 
     async def pause(self, failed: PendingRetry) -> None:
         """Wait before the next try, or until the broker that was tried is connected."""
@@ -249,36 +235,24 @@ class Sender:
         else:
             await self._pool.wait_for_connection(failed.address, failed.wait)
 
-    async def attempt(
-        self,
-        plan: SendPlan,
-        topic: str,
-        address: QueueChooser,
-        records: bytearray,
-        terms: SendParameters,
-        *,
-        sequenced: bool = False,
-    ) -> SendOutcome | PendingRetry:
-        """Make one try within `plan`; raise as `send` if it was the last one.
-
-        Args:
-            sequenced: the first record has the sequence number of its producer's batch.
-        """
+    async def attempt(self, batch: BatchSend) -> SendOutcome | PendingRetry:
+        """Make one try within the batch's plan; raise as `send` if it was the last one."""
+        plan, terms = batch.plan, batch.terms
         began = time.monotonic()
         queue: MessageQueue | None = None
         host_and_port: str | None = None
         try:
-            route = await self._route(plan, topic, terms)
-            queue, sizes = await address(route)
+            route = await self._route(plan, batch.topic, terms)
+            queue = await self._queue(route, batch)
             host_and_port = route.addresses[queue.broker]
-            if len(records) > ALWAYS_READABLE_BYTES:
-                await self._check_bodies(plan, route, queue, longest_body(records, sizes))
-            command = self.build_append(queue, records, sizes, terms, sequenced=sequenced)
+            if len(batch.records) > ALWAYS_READABLE_BYTES:
+                await self._check_bodies(plan, route, queue, longest_body(batch.records, batch.sizes))
+            command = self.build_append(queue, batch.records, batch.sizes, terms)
             began_try = time.monotonic()
             answer = await self._pool.request(
                 host_and_port, command, plan.try_timeout(), eager=True, reach_timeout=plan.reach_timeout()
             )
-            sent = self.answered(queue, host_and_port, answer, len(sizes), time.monotonic() - began_try)
+            sent = self.answered(queue, host_and_port, answer, len(batch.sizes), time.monotonic() - began_try)
         except RayMQError as error:
             return self.failed(plan, FailedAttempt(queue, error, time.monotonic() - began), host_and_port)
         if terms.require_send_ok and sent.status is not SendStatus.SEND_OK:
@@ -286,6 +260,30 @@ class Sender:
             if again is not None:
                 return PendingRetry(queue, again, 0.0)
         return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.is_in_doubt else sent
+
+    async def _queue(self, route: TopicRoute, batch: BatchSend) -> MessageQueue:
+        """Return the queue of the next try; an idempotent batch holds its sequence then and has its number.
+
+        Raises:
+            BrokerUnavailable: the broker that may have stored the batch has left the routes, so no other one may
+                receive it; or earlier batches of the queue take too long. Else the errors of `choose`.
+        """
+        if batch.held is None:
+            queue = self.choose(route, batch.terms, batch.last, stays=batch.stays)
+            if not batch.terms.idempotent:
+                return queue
+            held = self._sequences.hold(queue)
+            try:
+                async with asyncio.timeout(batch.plan.reach_timeout()):
+                    await held.wait()
+            except TimeoutError:
+                raise BrokerUnavailable(queue.broker, "earlier batches of this queue are still under way") from None
+            batch.held = held
+            batch.number()
+        queue = batch.held.count.queue
+        if queue.broker not in route.addresses:
+            raise BrokerUnavailable(queue.broker, "it has left the routes, and may have stored the batch")
+        return queue
 
     async def _check_bodies(self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, longest: int) -> None:
         """Raise InvalidInput if the queue's broker accepts no body of `longest` bytes.
@@ -296,21 +294,15 @@ class Sender:
             route = await self._routes.get(route.topic, fresh=True, timeout=plan.try_timeout())
             check_body_size(longest, body_limit(route, queue.broker))
 
-    def build_append(
-        self,
-        queue: MessageQueue,
-        records: bytearray,
-        sizes: Sizes,
-        terms: SendParameters,
-        *,
-        sequenced: bool = False,
-    ) -> Command:
+    def build_append(self, queue: MessageQueue, records: bytearray, sizes: Sizes, terms: SendParameters) -> Command:
         """Return the request that appends `records`. Any thread.
 
         It writes the queue id into the records.
         """
         _write_queue_ids(records, sizes, queue.queue_id)
-        return append_command(queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced)
+        return append_command(
+            queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=terms.idempotent
+        )
 
     def read_single_answer(
         self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float
@@ -353,16 +345,31 @@ class Sender:
             raise tried.error
         raise plan.outcome() from tried.error
 
-    def ready(self, route: TopicRoute, terms: SendParameters) -> tuple[MessageQueue, str] | None:
-        """Return the first try's queue and its broker's address, if connected. Any thread.
+    def ready(self, topic: str, terms: SendParameters) -> tuple[MessageQueue, str, HeldSequence | None] | None:
+        """Return the first try's queue, its broker's address, and the sequence that an idempotent send holds.
 
-        Raise as `choose`.
+        Return None if the first try has to wait: for a route, a connection, or earlier batches of the queue. Any
+        thread.
         """
-        queues = self._queues(route) if terms.queue is None and terms.sharding_key is None else None
-        # A broker whose connection backs off is not connected.
-        queue = self._picker.pick(queues) if queues else self.choose(route, terms, None)
-        address = route.addresses[queue.broker]
-        return (queue, address) if self._pool.is_connected(address) else None
+        route = None if terms.require_send_ok else self._routes.known(topic)
+        if route is None:
+            return None
+        for _ in range(_PICKS if terms.idempotent else 1):
+            try:
+                queues = self._queues(route) if terms.queue is None and terms.sharding_key is None else None
+                # A broker whose connection backs off is not connected.
+                queue = self._picker.pick(queues) if queues else self.choose(route, terms, None)
+            except RayMQError:
+                return None  # a fresh route may have a queue
+            address = route.addresses[queue.broker]
+            if not self._pool.is_connected(address):
+                return None
+            if not terms.idempotent:
+                return queue, address, None
+            held = self._sequences.hold(queue)
+            if held.take():
+                return queue, address, held
+        return None
 
     def choose(
         self, route: TopicRoute, terms: SendParameters, last: MessageQueue | None, *, stays: bool = False

@@ -31,27 +31,20 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.send_plan import is_unanswered
-from raymq.actors.sending.sender import RecordSender, SendParameters, queue_of_sharding_key
+from raymq.actors.sending.send_plan import SendParameters, is_unanswered
+from raymq.actors.sending.sender import RecordSender, queue_of_sharding_key
 from raymq.actors.sending.topic_creation import auto_create_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, find_oversized
-from raymq.client.produce.keyed_mutex import KeyedMutex
-from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
+from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, OpenBatches, Outcome, PendingResult
 from raymq.client.produce.message_encoder import encode_messages, packed_host
 from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
-from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
+from raymq.client.produce.queue_accumulator import Encoded, KeyedMutex, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
-from raymq.storage.records import native_kernels
 
 #: A batch of this size is sent at once.
 BATCH_BYTES: Final = 1 << 20
-#: Why a send was refused in a signal handler.
-SEND_IN_HANDLER: Final = (
-    "a signal handler that has interrupted a send cannot send on the same thread: "
-    "set a threading.Event in the handler, and send when the program sees it"
-)
 #: The approximate size of a record without its body, used only for the bounds.
 _OVERHEAD_BYTES: Final = 192
 
@@ -106,15 +99,13 @@ class Batcher:
         self._answered = threading.Condition(self._lock)
         #: The open batches. Messages can be sent together if they have the same topic and terms, and all or none of
         #: them have a sharding key. The topic alone is the key of messages without sharding keys on the usual terms.
-        self._open: dict[_Key, MessageBatch] = {}
+        self.open = OpenBatches(PendingResult, _OVERHEAD_BYTES, self._batch_bytes)
         #: The last batch of each lane, for messages whose order is kept. The lane's earlier batches are taken.
         self._last: dict[_Lane, MessageBatch] = {}
         #: The batches that the loop is not sending yet.
         self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
         self._closed = False
-        #: The threads that are in the part of `add` that holds the lock.
-        self._adding_threads: set[int] = set()
         #: The batches that the loop is sending.
         self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
         #: Sends the batches of one queue one after the other: the order of sending is the order of delivery.
@@ -129,7 +120,7 @@ class Batcher:
     def add(
         self, message: Message, terms: SendParameters | None = None, sharding_key: str | None = None
     ) -> PendingResult:
-        """Add a message to its batch.
+        """Add a message to its batch, after `open.add` has not done so.
 
         Args:
             terms: the terms without the sharding key; None = the usual ones.
@@ -138,51 +129,34 @@ class Batcher:
         Raises:
             BufferFull: there was no room for the message, at once or within its time budget.
             ClientClosed: `close` was called.
-            NotStored: the caller is a signal handler that has interrupted this method.
         """
-        kernels = native_kernels.kernels
-        if kernels is not None and terms is None and self._taken_bytes < self._buffer_bytes:
-            # One step of the interpreter, which needs no lock. It leaves to the code below what happens seldom.
-            quick: PendingResult | None = kernels.add_message(
-                self._open, message, PendingResult, _OVERHEAD_BYTES, self._batch_bytes
-            )
-            if quick is not None:
-                return quick
         topic = message.topic
         key = topic if terms is None else (topic, terms, sharding_key is not None)
         size = len(message.body) + _OVERHEAD_BYTES
-        thread = threading.get_ident()
-        if thread in self._adding_threads:
-            raise NotStored(SEND_IN_HANDLER)
-        try:
-            self._adding_threads.add(thread)
-            with self._lock:
-                if self._taken_bytes >= self._buffer_bytes:
-                    self._wait_for_room((terms or self._usual_terms).timeout)
-                while True:
-                    if self._closed:
-                        raise ClientClosed("the producer is closed")
-                    batch = self._open.get(key)
-                    if batch is None or batch.is_taken:
-                        batch = self._begin(key, topic, terms)
-                    index = batch.count
-                    delivery = PendingResult(batch, index)
-                    # Interrupts and signal handlers run only after calls. From here to the end of the loop there is one
-                    # call, its last step. So a handler that closes, and an interrupted caller, find either nothing of
-                    # this message or all of it.
-                    if batch.count != index or batch.is_taken:
-                        continue
-                    batch.count = index + 1
-                    batch.bytes += size
-                    if sharding_key is not None:
-                        batch.sharding_keys += (sharding_key,)
-                    batch.messages.append(message)
-                    break
-                if batch.bytes >= self._batch_bytes:
-                    self._take(batch)
-            return delivery
-        finally:
-            self._adding_threads.discard(thread)
+        with self._lock:
+            if self._taken_bytes >= self._buffer_bytes:
+                self._wait_for_room((terms or self._usual_terms).timeout)
+            while True:
+                if self._closed:
+                    raise ClientClosed("the producer is closed")
+                batch = self.open.get(key)
+                if batch is None or batch.is_taken:
+                    batch = self._begin(key, topic, terms)
+                index = batch.count
+                delivery = PendingResult(batch, index)
+                # Interrupts, signal handlers and other threads run only after calls. From here to the end of the loop
+                # there is one call, its last step. So they find either nothing of this message or all of it.
+                if batch.count != index or batch.is_taken:
+                    continue
+                batch.count = index + 1
+                batch.bytes += size
+                if sharding_key is not None:
+                    batch.sharding_keys += (sharding_key,)
+                batch.messages.append(message)
+                break
+            if batch.bytes >= self._batch_bytes:
+                self._take(batch)
+        return delivery
 
     def _begin(self, key: _Key, topic: str, terms: SendParameters | None) -> MessageBatch:
         """Open a batch, which the loop takes in time even if the caller is interrupted.
@@ -202,7 +176,7 @@ class Batcher:
             if (before := self._last.get(lane)) is not None:
                 self._take(before)  # later messages on its terms come after this batch
             self._last[lane] = batch
-        self._open[key] = batch
+        self.open[key] = batch
         return batch
 
     def flush(self, timeout: float) -> bool:
@@ -263,6 +237,7 @@ class Batcher:
         if not batch.is_taken:
             batch.is_taken = True  # first: until then messages are added without the lock
             self._taken_bytes += batch.bytes
+            self.open.is_full = self._taken_bytes >= self._buffer_bytes
         with contextlib.suppress(RuntimeError):  # a signal handler has sent it and closed the connection
             self._mq.loop.call_soon_threadsafe(self._start, batch)
 
@@ -299,8 +274,8 @@ class Batcher:
         # Also if it is taken: the thread that took it may have been interrupted before the loop was notified.
         if batch in self._gathered:
             self._take(batch)
-        if self._open.get(key) is batch:
-            del self._open[key]
+        if self.open.get(key) is batch:
+            del self.open[key]
         lane = _lane(key)
         if lane is not None and self._last.get(lane) is batch:
             del self._last[lane]
@@ -336,9 +311,10 @@ class Batcher:
 
     def _free_room(self, size_bytes: int) -> None:
         self._taken_bytes -= size_bytes
+        self.open.is_full = self._taken_bytes >= self._buffer_bytes
         self._answered.notify_all()
 
-    async def _send_together(self, messages: Sequence[Message], terms: SendParameters, deadline: float) -> MakeOutcomes:
+    async def _send_together(self, messages: list[Message], terms: SendParameters, deadline: float) -> MakeOutcomes:
         """Send messages of one topic to one queue.
 
         Return the function that makes their results.
@@ -351,11 +327,11 @@ class Batcher:
             return await self._store(messages, encoded, terms)
         return await self._lines.send(terms.queue, messages, encoded, terms, deadline)
 
-    def _encode(self, messages: Sequence[Message]) -> Encoded:
+    def _encode(self, messages: list[Message]) -> Encoded:
         numbers = key_numbers(messages)
         return numbers, *encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
 
-    async def _store(self, messages: Sequence[Message], encoded: Encoded, terms: SendParameters) -> MakeOutcomes:
+    async def _store(self, messages: list[Message], encoded: Encoded, terms: SendParameters) -> MakeOutcomes:
         """Send messages whose turn has come. Oversized messages fail alone."""
         numbers, records, sizes = encoded
         topic, queue = messages[0].topic, terms.queue

@@ -14,8 +14,7 @@ from typing import Final
 from raymq.actors.errors import InvalidInput, RayMQError, TopicNotFound
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_too_long, check_body_size
-from raymq.actors.sending.send_plan import try_seconds
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters, try_seconds
 from raymq.actors.sending.topic_creation import auto_create_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raymq.actors.errors import OutcomeUnknown
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.message import Message
 from raymq.client.results import SendResult
@@ -24,7 +24,37 @@ Outcome = SendResult | BaseException
 MakeOutcomes = Callable[[], Sequence[Outcome]]
 
 
-class MessageBatch:
+class PlainFields:
+    """The base class of a batch and of its results, without compiled code."""
+
+
+class PlainOpenBatches(dict[Any, "MessageBatch"]):
+    """The open batches by topic or another key, without compiled code."""
+
+    def __init__(self, pending: type[PendingResult], overhead: int, limit: int) -> None:  # noqa: ARG002 - as compiled
+        """Initialize an empty table; the compiled one says more about the arguments."""
+        super().__init__()
+        #: No message is added here while this is set.
+        self.is_full = False
+
+    def add(self, message: object) -> PendingResult | None:  # noqa: ARG002 - as compiled
+        """Add a message in one step of the interpreter, which only compiled code can.
+
+        Return None if nothing was added.
+        """
+        return None
+
+
+if TYPE_CHECKING or native_kernels.kernels is None:
+    BatchFields = PlainFields
+    PendingFields = PlainFields
+    OpenBatches = PlainOpenBatches
+else:
+    BatchFields, PendingFields = native_kernels.kernels.BatchFields, native_kernels.kernels.PendingFields
+    OpenBatches = native_kernels.kernels.OpenBatches
+
+
+class MessageBatch(BatchFields):
     """Gathered messages of one topic that are sent on the same terms.
 
     The code that adds messages holds a lock of its own meanwhile. All other methods are thread-safe.
@@ -115,22 +145,20 @@ class MessageBatch:
             delivery.set_result(outcome)
 
 
-class PendingResult(Future[SendResult]):
+class PendingResult(PendingFields, Future[SendResult]):
     """The future of one message of a batch. It cannot be cancelled.
 
     A `concurrent.futures.Future` costs more than all other work for a small message, so its attributes are created when
-    they are first used: by waiting, by a callback, by `concurrent.futures.wait`.
+    they are first used: by waiting, by a callback, by `concurrent.futures.wait`. Until then it refers to its batch but
+    the batch does not refer to it, so compiled code excludes it from the garbage collector, which would traverse
+    hundreds of thousands of them again and again.
     """
 
-    def __init__(self, batch: MessageBatch, index: int) -> None:
-        self.batch = batch
-        self.index = index
-        kernels = native_kernels.kernels
-        if kernels is not None:
-            # Until it is first used, this object refers to its batch but the batch does not refer to it, so it is in no
-            # reference cycle. Programs hold hundreds of thousands of them, which the garbage collector would traverse
-            # again and again.
-            kernels.untrack(self)
+    if PendingFields is PlainFields:
+
+        def __init__(self, batch: MessageBatch, index: int) -> None:
+            self.batch = batch
+            self.index = index
 
     def __getattr__(self, name: str) -> Any:
         # Called only for missing attributes: those of Future.__init__, or unknown ones.

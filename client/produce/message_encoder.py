@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
-from raymq.client import unique_key
 from raymq.client.message import Message
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import native_kernels
@@ -25,7 +24,7 @@ from raymq.storage.records.columnar_encoder import join_messages
 from raymq.storage.records.property_names import UNIQ_KEY
 from raymq.storage.records.record import MIN_RECORD_BYTES, decode_properties, locate, pack_host
 from raymq.storage.records.record_table import CheckedRows, checked_rows
-from raymq.storage.records.unique_key_generator import PAIR_BYTES
+from raymq.storage.records.unique_key_generator import PAIR_BYTES, process_unique_keys
 
 Sizes = npt.NDArray[np.int32]
 
@@ -38,6 +37,7 @@ _IPV4_HOST_BYTES: Final = 8
 _STEP_BYTES: Final = PART_BYTES * 15 // 16
 
 _body = attrgetter("body")
+_unique_keys: Final = process_unique_keys()
 _own_properties = attrgetter("own_properties")
 
 
@@ -60,7 +60,7 @@ class BatchPart:
 
 
 def encode_messages(
-    messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes
+    messages: list[Message], key_numbers: Sequence[str | int], born_host: bytes
 ) -> tuple[bytearray, Sizes]:
     """Encode messages of one topic as contiguous records with queue id 0.
 
@@ -76,9 +76,8 @@ def encode_messages(
         joined = join_messages(
             messages[0].topic,
             0,
-            list(map(_body, messages)),
-            list(map(_own_properties, messages)),
-            keys=(unique_key.process_unique_keys(), list(key_numbers)),
+            messages,
+            keys=(_unique_keys, key_numbers),
             born_host=born_host,
             born_timestamp_ms=now_ms,
         )
@@ -117,7 +116,7 @@ class BatchParts:
         return replace(self, parts=parts())
 
 
-def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> BatchParts:
+def message_parts(messages: list[Message], key_numbers: Sequence[str | int], born_host: bytes) -> BatchParts:
     """Encode messages of one topic part by part. The arguments are those of `encode_messages`."""
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
     longest = int(sizes.max())
@@ -215,9 +214,8 @@ def rows_per_part(count: int, table_bytes: int, topic: str) -> int:
 
 def _encoded(steps: Iterator[tuple[int, CheckedRows]], topic: str, host: str) -> Iterator[BatchPart]:
     """Return the parts of checked rows. Each step begins at a row of the table."""
-    keys = unique_key.process_unique_keys()
     for start, rows in steps:
-        records, sizes = rows.encode(topic, 0, unique_keys=keys, born_host=(host, 0))
+        records, sizes = rows.encode(topic, 0, unique_keys=_unique_keys, born_host=(host, 0))
         for which, place in cut_parts(sizes):
             part = records if place.stop - place.start == len(records) else records[place]
             yield BatchPart(slice(start + which.start, start + which.stop), part, sizes[which])
@@ -246,8 +244,8 @@ def _are_several(sizes: npt.NDArray[np.int64]) -> bool:
 def key_texts(numbers: Sequence[str | int]) -> list[str]:
     """Return the text of unique keys that `key_numbers` returned."""
     if len(numbers) > FEW and set(map(type, numbers)) == {int}:
-        return strings(unique_key.texts(np.array(numbers, np.int64)))
-    return [number if isinstance(number, str) else unique_key.text(number) for number in numbers]
+        return strings(_unique_keys.texts(np.array(numbers, np.int64)))
+    return [number if isinstance(number, str) else _unique_keys.text(number) for number in numbers]
 
 
 def strings(equally_long: pa.StringArray) -> list[str]:

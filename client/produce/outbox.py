@@ -23,7 +23,8 @@ from raymq.actors.errors import (
     SendError,
     ServerBusy,
 )
-from raymq.actors.sending.sender import RecordSender, SendOutcome, SendParameters, Sizes
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import RecordSender, SendOutcome, Sizes
 from raymq.actors.supervisor import Supervisor
 from raymq.client.produce.outbox_file import OutboxBatch, OutboxEntry, OutboxFile, UnsentBatches
 from raymq.storage.clock import boottime
@@ -234,6 +235,7 @@ class OutboxSender:
             batch.sharding_key,
             delayed=batch.delayed,
             waits=False,
+            idempotent=self._terms.idempotent,
         )
         try:
             await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)

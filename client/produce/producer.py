@@ -29,16 +29,16 @@ from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES
 from raymq.actors.sending.direct_sender import sizes_of_one
-from raymq.actors.sending.sender import RecordSender, SendOutcome, SendParameters
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import RecordSender, SendOutcome
 from raymq.client import arguments, producer_limits
 from raymq.client.callback_executor import CallbackFuture
 from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.message import Message, key_numbers
-from raymq.client.produce.batcher import SEND_IN_HANDLER
 from raymq.client.produce.body_limits import BodyLimits
-from raymq.client.produce.message_batch import PendingResult
+from raymq.client.produce.message_batch import OpenBatches, PendingResult
 from raymq.client.produce.message_encoder import (
     ArrowData,
     BatchPart,
@@ -75,6 +75,8 @@ _PARTS_AHEAD: Final = 2
 _LOOP_SECONDS: Final = 1.0
 #: How often `close` checks whether the sends of other threads have ended.
 _LOOK_SECONDS: Final = 0.005
+#: Contains no batch, so that nothing is added.
+_NO_BATCHES: Final = OpenBatches(PendingResult, 0, 0)
 _topic = attrgetter("topic")
 _is_delayed = attrgetter("is_delayed")
 
@@ -141,20 +143,18 @@ class Producer(ClientBase):
     ) -> None:
         check_connection(mq)
         self.group = check_group(group)
-        self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
-        self._options = PipelineOptions(group, linger, idempotent, isolation, shared, buffer_bytes, when_full, outbox)
+        self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok, idempotent)
+        self._options = PipelineOptions(group, linger, isolation, shared, buffer_bytes, when_full, outbox)
         self._options.check(timeout)
         super().__init__(mq)
         mq.check_open()
         self._limits = BodyLimits(mq)
         self._plain_terms = self._defaults.terms("", NO_OPTIONS)
-        #: Held by the thread that closes the producer, until no send is in flight.
-        self._closing = threading.Lock()
-        #: The id of the thread that holds `_closing`. A signal handler runs on the thread that it has interrupted, so
-        #: it may be this one.
-        self._closer: int | None = None
+        #: Held by the thread that closes the producer, until no send is in flight. Reentrant: a signal handler may
+        #: close it, too, on the thread that it has interrupted.
+        self._closing = threading.RLock()
         self._ended = False
-        #: The threads that are in a blocking send.
+        #: The threads that are in a call that sends. A signal handler that runs on one of them may not send.
         self._sending_threads: set[int] = set()
         #: One future for each send that the connection's loop carries out. Used on the loop only.
         self._under_way: set[asyncio.Future[None]] = set()
@@ -162,6 +162,8 @@ class Producer(ClientBase):
             OutboxFile(outbox).close()  # raises an error now if the file cannot be used
         #: None in a forked child until its first send.
         self._made: SendPipeline | None = None
+        #: The batches to which `send_async` adds at once; none without `linger`.
+        self._open_batches = _NO_BATCHES
         #: Reentrant: a signal handler may interrupt the thread that holds it, and send.
         self._making = threading.RLock()
         self._make_paths()
@@ -193,9 +195,9 @@ class Producer(ClientBase):
         thread = threading.get_ident()
         if thread in self._sending_threads:
             self._check_may_send()
-        try:  # as `_blocking_send`, which would take a microsecond
+        try:  # as `_marks_send`, which would take a microsecond
             self._sending_threads.add(thread)
-            direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
+            direct, mq = (self._made or self._make_paths()).direct, self._mq
             if direct is None or mq.is_on_loop:
                 return mq.run(self._send_one(self._paths.sends, message, terms))
             record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
@@ -216,6 +218,7 @@ class Producer(ClientBase):
         if self._options.linger and not message.is_delayed:
             sent = self.send_async(message, **options)
             return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else sent.outcome())
+        self._check_may_send()
         terms = self._terms(message, options)
         try:
             return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
@@ -228,19 +231,22 @@ class Producer(ClientBase):
         The future cannot be cancelled. Its callbacks run one after the other on a thread of the connection, and may
         themselves send and wait.
         """
-        if type(message) is not Message:
-            arguments.instance("message", message, Message)
-        paths = self._made or self._make_paths()
-        batcher = paths.batcher
-        if batcher is None or message.is_delayed:
+        if not options and (gathered := self._open_batches.add(message)) is not None:
+            return gathered
+        arguments.instance("message", message, Message)
+        thread = self._check_may_send()
+        try:  # as `_marks_send`
+            self._sending_threads.add(thread)
+            paths = self._paths
+            batcher = None if message.is_delayed else paths.batcher
+            if batcher is not None and not options:
+                return batcher.add(message)
             terms = self._terms(message, options, in_background=True)
+            if batcher is not None:
+                return batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
             return self._in_background(self._send_one(paths.sends, message, terms))
-        if not options:
-            if self._closed:
-                self._check_open()
-            return batcher.add(message)
-        terms = self._terms(message, options, in_background=True)
-        return batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
+        finally:
+            self._sending_threads.discard(thread)
 
     def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
         """Send one message in one attempt, without waiting for a response.
@@ -252,6 +258,7 @@ class Producer(ClientBase):
             InvalidInput: the body is above 4 MiB and longer than the brokers' `max_message_bytes`. Nothing was sent.
         """
         arguments.instance("message", message, Message)
+        self._check_may_send()
         terms = replace(self._terms(message, {**options, "retries": 0}), waits=False)
         if terms.queue is not None and not self._mq.is_on_loop:
             self._mq.run(self._check_queue(terms.queue, terms.timeout))
@@ -273,12 +280,13 @@ class Producer(ClientBase):
                 the brokers' `max_message_bytes`. Nothing was sent.
             As `send` besides.
         """
-        terms = self._batch_terms(messages, options)
+        self._check_may_send()
+        terms, messages = self._batch_terms(messages, options), list(messages)
         numbers = key_numbers(messages)
         parts = message_parts(messages, numbers, self._born_host())
         outcomes: list[tuple[int, PartOutcome]] = []
         try:
-            with self._blocking_send():
+            with self._marks_send():
                 self._send_parts(messages[0].topic, parts, terms, outcomes)
         except RayMQError as error:
             raise _failed_batch(error, outcomes, numbers) from error
@@ -286,7 +294,8 @@ class Producer(ClientBase):
 
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Do `send_batch` for asyncio code, on any event loop."""
-        terms = self._batch_terms(messages, options)
+        self._check_may_send()
+        terms, messages = self._batch_terms(messages, options), list(messages)
         try:
             return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
         except ClientClosed as error:
@@ -322,7 +331,7 @@ class Producer(ClientBase):
         outcomes: list[tuple[int, PartOutcome]] = []
         first_keys: list[str] = []
         try:
-            with self._blocking_send():
+            with self._marks_send():
                 self._send_parts(topic, encoded.noting_first_keys(first_keys), terms, outcomes)
         except RayMQError as error:
             if not outcomes:
@@ -385,7 +394,7 @@ class Producer(ClientBase):
 
         arguments.instance("message", message, Message)
         half = half_of(message, self.group, check_after)
-        if not self._options.idempotent:
+        if not self._defaults.idempotent:
             options = {**options, "retries": 0}
         terms = replace(self._defaults.terms(message.topic, options), delayed=True)
         if self._checker is not None:
@@ -455,16 +464,15 @@ class Producer(ClientBase):
         """
         arguments.duration("timeout", timeout)
         self._closed = True
-        if self._closer == threading.get_ident():
-            return
         if self._closing.acquire(timeout=timeout + 2 * OUTBOX_SECONDS):
-            self._closer = threading.get_ident()
             try:
                 if not self._ended:
+                    self._ended = True  # first: a signal handler that closes does not wait for this call
                     self._end(timeout)
-                    self._ended = True
+            except BaseException:
+                self._ended = False
+                raise
             finally:
-                self._closer = None
                 self._closing.release()
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
@@ -538,29 +546,37 @@ class Producer(ClientBase):
         with self._making:  # a second thread would create a pipeline that is never closed
             if self._made is None:
                 self._made = SendPipeline.make(self._mq, self._options, self._defaults, owner=self)
+                if self._made.batcher is not None:
+                    self._open_batches = self._made.batcher.open
             return self._made
 
     def _reset_in_child(self) -> None:
         """Reset this producer in a forked child. The parent sends the gathered messages."""
         keep_for_parent(self._made)  # the pipeline may hold an open outbox file
         self._made = None
+        self._open_batches = _NO_BATCHES
         self._making = threading.RLock()
         self._sending_threads = set()
         self._under_way = set()
-        self._closing = threading.Lock()
-        self._closer = None
+        self._closing = threading.RLock()
         self._responder = None
         self._mq.adopt(self)
 
-    def _check_may_send(self) -> None:
+    def _check_may_send(self) -> int:
+        """Return the calling thread's id; raise an error if it may not send."""
         self._check_open()
-        if threading.get_ident() in self._sending_threads:
-            raise NotStored(SEND_IN_HANDLER)
+        thread = threading.get_ident()
+        if thread in self._sending_threads:
+            raise NotStored(
+                "a signal handler that has interrupted a send cannot send on the same thread: "
+                "set a threading.Event in the handler, and send when the program sees it"
+            )
+        return thread
 
     @contextlib.contextmanager
-    def _blocking_send(self) -> Iterator[None]:
-        """Note that the calling thread is in a blocking send during the block."""
-        thread = threading.get_ident()
+    def _marks_send(self) -> Iterator[None]:
+        """Note that the calling thread is in a call that sends during the block, or refuse it."""
+        thread = self._check_may_send()
         try:
             self._sending_threads.add(thread)
             yield
@@ -568,11 +584,9 @@ class Producer(ClientBase):
             self._sending_threads.discard(thread)
 
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> SendParameters:
-        self._check_may_send()
         return self._defaults.terms(message.topic, options, delayed=message.is_delayed, in_background=in_background)
 
     def _batch_terms(self, messages: Sequence[Message], options: Any) -> SendParameters:
-        self._check_may_send()
         try:
             topics, delayed = set(map(_topic, messages)), any(map(_is_delayed, messages))
         except (AttributeError, TypeError):
@@ -627,12 +641,12 @@ class Producer(ClientBase):
     def _begin(self, topic: str, part: BatchPart, terms: SendParameters) -> Callable[[], SendOutcome]:
         """Start to send a part, and return a function that waits for its outcome."""
         sends, direct = self._paths.sends, self._paths.direct
-        if direct is None or terms.require_send_ok:
+        if direct is None or terms.require_send_ok or terms.idempotent:
             return self._mq.submit(sends.send(topic, part.records, part.sizes, terms)).result
         return partial(direct.finish, direct.begin(topic, part.records, part.sizes, terms))
 
     async def _send_batch(
-        self, sends: RecordSender, messages: Sequence[Message], terms: SendParameters
+        self, sends: RecordSender, messages: list[Message], terms: SendParameters
     ) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
         topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())

@@ -9,30 +9,71 @@ batches that wait behind it. Runs on the connection's event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_MESSAGES
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client.message import Message
-from raymq.client.produce.keyed_mutex import KeyedMutex
 from raymq.client.produce.message_batch import MakeOutcomes, Outcome
 from raymq.client.produce.message_encoder import Sizes
 
+_Key = TypeVar("_Key", bound=Hashable)
 #: The key numbers, records and sizes of messages.
 Encoded = tuple[Sequence[str | int], bytearray, Sizes]
 #: Sends messages of one topic on these terms, and returns the function that makes their results.
-Store = Callable[[Sequence[Message], Encoded, SendParameters], Awaitable[MakeOutcomes]]
+Store = Callable[[list[Message], Encoded, SendParameters], Awaitable[MakeOutcomes]]
 #: If at least this share of its time budget is left, a send counts as not having waited.
 _UNTOUCHED: Final = 0.99
+
+
+@dataclass(slots=True)
+class _Mutex:
+    """The lock of one key.
+
+    `users` is the number of tasks that hold it or wait for it.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class KeyedMutex(Generic[_Key]):
+    """A mutex per key. A key without holder and waiters uses no memory."""
+
+    def __init__(self) -> None:
+        self._turns: dict[_Key, _Mutex] = {}
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @asynccontextmanager
+    async def take(self, key: _Key, seconds: float) -> AsyncIterator[bool]:
+        """Hold the key's lock. Yield False if it was not acquired within `seconds`."""
+        turn = self._turns.setdefault(key, _Mutex())
+        turn.users += 1
+        taken = False
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    taken = await turn.lock.acquire()
+            yield taken
+        finally:
+            if taken:
+                turn.lock.release()
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[key]
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +84,7 @@ class _Part:
     once they are being sent.
     """
 
-    messages: Sequence[Message]
+    messages: list[Message]
     encoded: Encoded
     terms: SendParameters
     deadline: float
@@ -70,7 +111,7 @@ class QueueAccumulator:
         return len(self._lines)
 
     async def send(
-        self, queue: MessageQueue, messages: Sequence[Message], encoded: Encoded, terms: SendParameters, deadline: float
+        self, queue: MessageQueue, messages: list[Message], encoded: Encoded, terms: SendParameters, deadline: float
     ) -> MakeOutcomes:
         """Send messages to a queue, after all earlier ones. Raise the errors of `store`.
 

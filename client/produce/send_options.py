@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from raymq.actors.errors import InvalidInput, QueueNotFound
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client import arguments, producer_limits
 
 
@@ -47,11 +47,13 @@ class SendDefaults:
     retries: int
     async_retry: Literal["same", "another"]
     require_send_ok: bool
+    idempotent: bool = False
 
     def __post_init__(self) -> None:
         checked_timeout(self.timeout)
         checked_retries(self.retries)
         arguments.flag("retry_another_broker_when_not_store_ok", self.require_send_ok)
+        arguments.flag("idempotent", self.idempotent)
         if self.async_retry not in ("same", "another"):
             raise InvalidInput("async_retry", '"same" or "another"', self.async_retry)
 
@@ -82,4 +84,5 @@ class SendDefaults:
             in_background and self.async_retry == "same",
             delayed,
             self.require_send_ok,
+            idempotent=self.idempotent,
         )

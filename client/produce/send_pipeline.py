@@ -13,9 +13,7 @@ from typing import Final, Literal
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.sending.batching_sender import BatchingSender
-from raymq.actors.sending.direct_idempotent_sender import DirectIdempotentSender
 from raymq.actors.sending.direct_sender import DirectSender
-from raymq.actors.sending.idempotent_sender import IdempotentSender
 from raymq.actors.sending.isolation import ISOLATION_STRATEGIES
 from raymq.actors.sending.sender import RecordSender, make_sender
 from raymq.client import arguments
@@ -37,7 +35,6 @@ class PipelineOptions:
 
     group: str
     linger: float
-    idempotent: bool
     isolation: str | None
     shared: bool
     buffer_bytes: int
@@ -54,7 +51,6 @@ class PipelineOptions:
         within = f"0 to the timeout ({timeout}) seconds"
         arguments.number("linger", self.linger, within, least=0.0, most=timeout)
         arguments.whole("buffer_bytes", self.buffer_bytes, 1, arguments.MAX_OFFSET)
-        arguments.flag("idempotent", self.idempotent)
         arguments.flag("shared", self.shared)
         if self.outbox is not None and not isinstance(self.outbox, str | os.PathLike):
             raise InvalidInput("outbox", "None, or the path of a file", self.outbox)
@@ -68,15 +64,13 @@ class SendPipeline:
 
     Attributes:
         sends: the sender on the event loop, used if no other sender applies.
-        direct: the fast sender, if batches need no numbering, outbox or producer actor.
-        one_by_one: the fast sender of single messages, if they need no outbox or producer actor.
+        direct: the fast sender for blocking calls; None if there is an outbox or a producer actor.
         batcher: gathers messages before they are sent; None without `linger`.
         without_outbox: the sender on the event loop for messages that must not be sent later.
     """
 
     sends: RecordSender
     direct: DirectSender | None
-    one_by_one: DirectSender | DirectIdempotentSender | None
     batcher: Batcher | None
     without_outbox: RecordSender
 
@@ -93,25 +87,19 @@ class SendPipeline:
         """
         sends: RecordSender
         direct: DirectSender | None = None
-        one_by_one: DirectSender | DirectIdempotentSender | None = None
         if options.shared:
             from raymq.client.produce.shared_producer import SharedSender
 
-            sends = SharedSender(mq, options.group, options.isolation, idempotent=options.idempotent)
+            sends = SharedSender(mq, options.group, options.isolation)
         else:
             sends = sender = make_sender(mq.pool, mq.routes, options.isolation)
-            quick = DirectSender(sender, mq.routes, mq.channels, mq.run)
-            if options.idempotent:
-                sends = numbering = IdempotentSender(sender)
-                if options.linger:  # there may be more batches than lanes: waiting batches are joined
-                    sends = BatchingSender(numbering, _LANES)
-                one_by_one = DirectIdempotentSender(numbering, quick, mq.channels, mq.run)
-            else:
-                direct = one_by_one = quick
+            direct = DirectSender(sender, mq.routes, mq.channels, mq.run)
+            if defaults.idempotent and options.linger:  # there may be more batches than lanes: waiting ones are joined
+                sends = BatchingSender(sender, _LANES)
         without_outbox = sends
         if options.outbox is not None:
             sends = mq.run(_with_outbox(sends, OutboxFile(options.outbox), defaults, owner))
-            direct = one_by_one = None
+            direct = None
         batcher = None
         if options.linger:
             batcher = Batcher(
@@ -124,7 +112,7 @@ class SendPipeline:
                 owner=owner,
                 keep=sends.keep if isinstance(sends, OutboxSender) else None,
             )
-        return cls(sends, direct, one_by_one, batcher, without_outbox)
+        return cls(sends, direct, batcher, without_outbox)
 
     def start_outbox_close(self, mq: Connection) -> None:
         """Start `close_outbox` if no send is in flight and none will follow.

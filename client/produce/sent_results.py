@@ -11,19 +11,20 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import lru_cache
 from itertools import repeat
-from typing import overload
+from typing import Final, overload
 
 import numpy as np
 
 from raymq.actors.errors import Attempt, NotStored, OutcomeUnknown, PartlyStored, RayMQError, SendError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.sender import SendOutcome, SingleSendOutcome
-from raymq.client import unique_key
 from raymq.client.produce.message_encoder import FEW, key_texts, strings
 from raymq.client.results import PartResult, SendResult
 from raymq.storage.records import message_id
 from raymq.storage.records.record import pack_host
-from raymq.storage.records.unique_key_generator import hexadecimal
+from raymq.storage.records.unique_key_generator import hexadecimal, process_unique_keys
+
+_unique_keys: Final = process_unique_keys()
 
 
 def results_of(sent: SendOutcome, key_numbers: Sequence[str | int]) -> list[SendResult]:
@@ -159,7 +160,7 @@ def _error(entries: Sequence[SendResult | NotStored | OutcomeUnknown], outcomes:
 def result_of_one(sent: SingleSendOutcome, key_number: str | int) -> SendResult:
     """Return the result of a message that was sent alone."""
     status, queue, address, queue_offset, physical_offset = sent
-    key = key_number if isinstance(key_number, str) else unique_key.text(key_number)
+    key = key_number if isinstance(key_number, str) else _unique_keys.text(key_number)
     return SendResult(status, f"{_id_prefix(address)}{physical_offset:016X}", key, queue, queue_offset)
 
 

@@ -19,8 +19,8 @@ from raymq.actors.actor_options import make_producer
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, SendError
 from raymq.actors.naming import producer_name
 from raymq.actors.producer_actor import IDLE_SECONDS, ProducerSpec
-from raymq.actors.sending.send_plan import is_unknown
-from raymq.actors.sending.sender import SendOutcome, SendParameters
+from raymq.actors.sending.send_plan import SendParameters, is_unknown
+from raymq.actors.sending.sender import SendOutcome
 from raymq.client.connection import Connection
 
 #: About how long Ray needs to restart an actor.
@@ -35,7 +35,7 @@ class SharedSender:
     The actor makes the attempts at brokers. If the actor has died, this class retries with a new actor.
     """
 
-    def __init__(self, mq: Connection, group: str, isolation: str | None, *, idempotent: bool) -> None:
+    def __init__(self, mq: Connection, group: str, isolation: str | None) -> None:
         """Initialize the sender.
 
         Args:
@@ -44,7 +44,6 @@ class SharedSender:
         if mq.namespace is None:
             raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
         self._name = producer_name(group)
-        self._idempotent = idempotent
         self._spec = ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls, IDLE_SECONDS)
         self._namespace = mq.namespace
         self._routes = mq.routes
@@ -74,7 +73,7 @@ class SharedSender:
             except BrokerUnavailable as error:
                 self._answered_at = float("-inf")  # the next send checks the actor first
                 wait = plan.failed(None, error, time.monotonic() - began)
-                if wait is None or not plan.remaining or (self._idempotent and is_unknown(error)):
+                if wait is None or not plan.remaining or (terms.idempotent and is_unknown(error)):
                     raise plan.outcome() from error
                 if not await self._renew_actor():
                     await asyncio.sleep(max(wait, min(_RESTART_SECONDS, plan.remaining / 2)))
@@ -114,7 +113,7 @@ class SharedSender:
         self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: SendParameters
     ) -> SendOutcome:
         timeout = terms.timeout + _MARGIN_SECONDS
-        arguments = (topic, records, sizes, terms, self._idempotent)
+        arguments = (topic, records, sizes, terms)
         sent: SendOutcome = await actor_calls.call_async(self._name, self._handle, "send", *arguments, timeout=timeout)
         self._answered_at = time.monotonic()
         return sent

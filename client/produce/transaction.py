@@ -59,7 +59,7 @@ def half_of(message: Message, producer_group: str, check_after: int | None = Non
     own = message.own_properties + encode_properties(added)
     if len(own) + PAIR_BYTES > message_limits.MAX_PROPERTIES_BYTES:
         raise InvalidInput("properties", message_limits.PROPERTIES, len(own) + PAIR_BYTES)
-    half.__dict__.update(_key=message.unique_key, own_properties=own)
+    half.__setstate__({"_key": message.unique_key, "own_properties": own})
     return half
 
 

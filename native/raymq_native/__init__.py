@@ -20,14 +20,17 @@ from raymq_native.decoding import (
     track,
     untrack,
 )
-from raymq_native.encoding import join_columns, join_lists, join_one
-from raymq_native.gathering import add_message
+from raymq_native.encoding import join_columns, join_messages, join_one
 from raymq_native.indexing import put_few, put_keys
+from raymq_native.messages import BatchFields, MessageFields, OpenBatches, PendingFields, number_messages
 from raymq_native.scanning import derive, record_sizes, scan, scan_one, stamp
 
 __all__ = [
     "INTERFACE",
-    "add_message",
+    "BatchFields",
+    "MessageFields",
+    "OpenBatches",
+    "PendingFields",
     "bodies",
     "checksums",
     "common_properties",
@@ -37,8 +40,9 @@ __all__ = [
     "gather_bodies",
     "heads",
     "join_columns",
-    "join_lists",
+    "join_messages",
     "join_one",
+    "number_messages",
     "put_few",
     "put_keys",
     "record_sizes",
@@ -50,4 +54,4 @@ __all__ = [
 ]
 
 #: The version of the functions and their arguments; raymq uses only the version that it supports.
-INTERFACE: Final = 3
+INTERFACE: Final = 4

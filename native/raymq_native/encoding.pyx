@@ -9,6 +9,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
+from raymq_native.messages cimport MessageFields
 from raymq_native.octets cimport crc32_of, crc32_prepare, store_i32, store_i64
 
 crc32_prepare()
@@ -141,21 +142,27 @@ cdef int check_offsets(const int32_t[::1] offsets, Py_ssize_t length) except -1:
     return 0
 
 
-def join_lists(bytes header not None, bytes topic not None, bytes key not None, list numbers not None,
-               list bodies not None, list properties not None, int32_t[::1] sizes not None):
-    """Encode records from lists, as `join_columns`; also None if a value is not `bytes` or a number is not an int."""
-    cdef Py_ssize_t i, count = len(bodies)
+def join_messages(bytes header not None, bytes topic not None, bytes key not None, list messages not None,
+                  int32_t[::1] sizes not None):
+    """Encode records of messages with numbers (`number_messages`), as `join_columns`.
+
+    Return None also if an element is no `MessageFields`, or its key is a text.
+    """
+    cdef Py_ssize_t i, count = len(messages)
     cdef Frame frame = frame_of(header, topic, key)
     cdef int64_t total = 0, size
-    cdef object body, own
+    cdef MessageFields message
     cdef uint8_t *to
-    if len(numbers) != count or len(properties) != count or sizes.shape[0] != count:
+    if sizes.shape[0] != count:
         raise ValueError("lists of different lengths")
     for i in range(count):
-        body, own = bodies[i], properties[i]
-        if not PyBytes_CheckExact(body) or not PyBytes_CheckExact(own) or type(numbers[i]) is not int:
+        each = messages[i]
+        if not isinstance(each, MessageFields):
             return None
-        size = size_of(&frame, PyBytes_GET_SIZE(body), PyBytes_GET_SIZE(own))
+        message = <MessageFields>each
+        if type(message._key) is not int or not PyBytes_CheckExact(message.body) or message.own_properties is None:
+            return None
+        size = size_of(&frame, PyBytes_GET_SIZE(message.body), PyBytes_GET_SIZE(message.own_properties))
         total += size
         if not size or total > MAX_BYTES:
             return None
@@ -163,15 +170,16 @@ def join_lists(bytes header not None, bytes topic not None, bytes key not None, 
     records = PyByteArray_FromStringAndSize(NULL, total)
     to = <uint8_t *>PyByteArray_AS_STRING(records)
     for i in range(count):
-        body, own = bodies[i], properties[i]
-        to = put(to, &frame, sizes[i], <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), numbers[i],
-                 <const uint8_t *>PyBytes_AS_STRING(own), PyBytes_GET_SIZE(own))
+        message = <MessageFields>messages[i]
+        to = put(to, &frame, sizes[i], <const uint8_t *>PyBytes_AS_STRING(message.body), PyBytes_GET_SIZE(message.body),
+                 message._key, <const uint8_t *>PyBytes_AS_STRING(message.own_properties),
+                 PyBytes_GET_SIZE(message.own_properties))
     return records
 
 
 def join_one(bytes header not None, bytes topic not None, bytes key not None, int64_t number, bytes body not None,
              bytes properties not None, int64_t born_timestamp_ms):
-    """Encode one record, as `join_lists`; None if its properties are too long or it would be 2 GiB or more.
+    """Encode one record, as `join_messages`; None if its properties are too long or it would be 2 GiB or more.
 
     Args:
         header: the header, with any born timestamp.

@@ -79,28 +79,26 @@ def join_records(
 def join_messages(
     topic: str,
     queue_id: int,
-    bodies: list[bytes],
-    properties: list[bytes],
+    messages: list[Any],
     *,
-    keys: tuple[UniqueKeyGenerator, list[str | int]],
+    keys: tuple[UniqueKeyGenerator, Sequence[str | int]],
     born_host: bytes,
     born_timestamp_ms: int,
 ) -> EncodedRecords | None:
-    """Encode lists as `join_records` does, or return None if some keys are not numbers.
+    """Encode messages as `join_records` does, or return None if some keys are not numbers.
 
-    The lists have at least one message.
+    There is at least one message; `body` and `own_properties` of each are used.
     """
     common, middle = _in_common(topic, queue_id, born_host, born_timestamp_ms)
     source, numbers = keys
     if native_kernels.kernels is not None:
-        sizes = np.empty(len(bodies), np.int32)
-        records = native_kernels.kernels.join_lists(
-            common.tobytes(), middle, source.stored_prefix, numbers, bodies, properties, sizes
-        )
+        sizes = np.empty(len(messages), np.int32)
+        records = native_kernels.kernels.join_messages(common.tobytes(), middle, source.stored_prefix, messages, sizes)
         if records is not None:
             return records, sizes
     if set(map(type, numbers)) != {int}:
         return None
+    bodies, properties = [each.body for each in messages], [each.own_properties for each in messages]
     texts = _with_keys(source.texts(np.array(numbers, np.int64)), binary_array(properties) if any(properties) else None)
     crcs = np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies))
     return _join(common, middle, binary_array(bodies), texts, crcs)

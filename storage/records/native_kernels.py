@@ -8,6 +8,7 @@ described in one place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 #: The version of the interface that this version of raymq supports.
-INTERFACE: Final = 3
+INTERFACE: Final = 4
 
 
 class Kernels(Protocol):
@@ -31,6 +32,12 @@ class Kernels(Protocol):
     @property
     def INTERFACE(self) -> int:  # noqa: N802 - a module's constant
         """Return the version of the interface: which functions exist, and their arguments."""
+
+    #: The base classes of messages, of their batches and results, and the open batches of a producer.
+    MessageFields: type[Any]
+    BatchFields: type[Any]
+    PendingFields: type[Any]
+    OpenBatches: type[Any]
 
     def scan(
         self, records: Buffer, sizes: Int32s, check_crc: bool, places: Int64s, numbers: Int32s
@@ -108,17 +115,13 @@ class Kernels(Protocol):
     ) -> bytearray | None:
         """Encode records from columns."""
 
-    def join_lists(
-        self,
-        header: bytes,
-        topic: bytes,
-        key: bytes,
-        numbers: list[str | int],
-        bodies: list[bytes],
-        properties: list[bytes],
-        sizes: Int32s,
+    def join_messages(
+        self, header: bytes, topic: bytes, key: bytes, messages: list[Any], sizes: Int32s
     ) -> bytearray | None:
-        """Encode records from lists."""
+        """Encode records of messages with numbers."""
+
+    def number_messages(self, messages: list[Any], first: int) -> Sequence[str | int]:
+        """Give messages without a unique key the next numbers; return the keys or numbers of all."""
 
     def join_one(
         self,
@@ -193,9 +196,6 @@ class Kernels(Protocol):
         fourth: object,
     ) -> list[Any]:
         """Return new objects of `kind` with four slots filled."""
-
-    def add_message(self, batches: dict[Any, Any], message: object, pending: type, overhead: int, limit: int) -> Any:
-        """Add a message to its topic's open batch; return its pending result, or None."""
 
     def untrack(self, value: object) -> None:
         """Exclude an object from the garbage collector."""

@@ -108,6 +108,14 @@ class UniqueKeyGenerator:
         return self.text(self.reserve(1))
 
 
+@cache
+def process_unique_keys() -> UniqueKeyGenerator:
+    """Return the process's generator; in a forked child it has another prefix."""
+    keys = UniqueKeyGenerator()
+    os.register_at_fork(after_in_child=keys.restart)
+    return keys
+
+
 def _own_prefix() -> bytes:
     return _own_address() + (os.getpid() & 0xFFFF).to_bytes(2, "big") + secrets.token_bytes(4)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.sending.isolation import TryOutcome
-from raymq.actors.sending.isolation.synchronized_isolation import SynchronizedIsolation
+from raymq.actors.sending.isolation import SynchronizedIsolation, TryOutcome
 from raymq.actors.sending.sender import Sender
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.client.errors import SendError

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.message import ReceivedMessage
+from raymq.client.message import Message, ReceivedMessage
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.log.index_file import IndexFile
 from raymq.storage.log.record_checker import RecordChecker
@@ -169,15 +169,19 @@ def test_columns_are_joined_equally(
     assert native == plain
 
 
+def numbered_message(body: bytes, own_properties: bytes, number: int) -> Message:
+    message = Message("t", b"x")
+    message.__setstate__({"body": body, "own_properties": own_properties, "_key": number})
+    return message
+
+
 @given(columns.filter(bool))
 def test_lists_are_joined_equally(rows: list[tuple[bytes, bytes, int]]) -> None:
-    bodies, property_list, numbers = (list(column) for column in zip(*rows, strict=True))
+    messages, numbers = [numbered_message(*row) for row in rows], [number for _, _, number in rows]
 
     def join() -> object:
         source = (keys, numbers)
-        return joined_bytes(
-            join_messages("t", 0, bodies, property_list, keys=source, born_host=bytes(8), born_timestamp_ms=5)
-        )
+        return joined_bytes(join_messages("t", 0, messages, keys=source, born_host=bytes(8), born_timestamp_ms=5))
 
     plain, native = run_plain_and_native(join)
     assert native == plain
@@ -185,8 +189,9 @@ def test_lists_are_joined_equally(rows: list[tuple[bytes, bytes, int]]) -> None:
 
 def test_too_long_properties_are_refused_equally() -> None:
     def refused() -> str:
+        messages = [numbered_message(b"x", bytes(32_767), 1)]
         with pytest.raises(InvalidInput) as caught:
-            join_messages("t", 0, [b"x"], [bytes(32_767)], keys=(keys, [1]), born_host=bytes(8), born_timestamp_ms=5)
+            join_messages("t", 0, messages, keys=(keys, [1]), born_host=bytes(8), born_timestamp_ms=5)
         return str(caught.value)
 
     plain, native = run_plain_and_native(refused)
@@ -364,8 +369,8 @@ LISTS = (b"h" * 88, b"\x01t", b"key")
         ("common_properties", (b"x", ONE, ONE, [b"n\x01"], ONE[:0].reshape(0, 1).copy(), ONE.reshape(1, 1).copy())),
         ("bodies", (bytes(99), -BEYOND, ONE + 88, ONE)),
         ("bodies", (bytes(99), ONE, ONE + 88, ONE - 1)),
-        ("join_lists", (b"short", b"\x01t", b"key", [1], [b"b"], [b""], np.zeros(1, np.int32))),
-        ("join_lists", (*LISTS, [1], [b"b"], [], np.zeros(1, np.int32))),
+        ("join_messages", (b"short", b"\x01t", b"key", [], np.zeros(0, np.int32))),
+        ("join_messages", (*LISTS, [Message("t", b"b")], np.zeros(2, np.int32))),
         ("join_columns", (*LISTS, ONE, np.array([0, 2], np.int32), b"x", None, None, np.zeros(1, np.int32))),
         ("join_columns", (*LISTS, ONE, np.array([1, 0], np.int32), b"x", None, None, np.zeros(1, np.int32))),
         ("filled", (ReceivedMessage, ("body", "queue", "queue_offset", "_around"), [b"x"], None, ONE[:0].copy(), None)),
@@ -378,8 +383,8 @@ def test_arguments_out_of_bounds_raise_value_error(function: str, arguments: tup
 
 def test_unsupported_value_types_return_none() -> None:
     sizes = np.zeros(1, np.int32)
-    for numbers, bodies in (["key"], [b"b"]), ([1], [bytearray(b"b")]), ([True], [b"b"]):
-        assert raymq_native.join_lists(*LISTS, numbers, bodies, [b""], sizes) is None
+    for element in Message("t", b"b"), Message("t", b"b", unique_key="key"), b"no message":
+        assert raymq_native.join_messages(*LISTS, [element], sizes) is None
 
 
 def test_kernels_of_other_interface_version_are_refused() -> None:

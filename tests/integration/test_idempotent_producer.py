@@ -80,7 +80,7 @@ def send_through_losses(mq: Connection, proxy: LossyProxy, count: int) -> None:
 def short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten each try to 50 ms, as the tests lose hundreds of answers."""
     monkeypatch.setattr("raymq.actors.sending.send_plan.SendPlan.try_timeout", lambda plan: min(0.05, plan.remaining))
-    monkeypatch.setattr("raymq.actors.sending.direct_idempotent_sender.first_try_timeout", lambda _: 0.05)
+    monkeypatch.setattr("raymq.actors.sending.direct_sender.first_try_timeout", lambda _: 0.05)
 
 
 @pytest.mark.usefixtures("admin", "short_tries")

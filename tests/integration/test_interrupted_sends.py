@@ -127,9 +127,8 @@ def test_interrupted_send_releases_its_queue(mq: Connection, admin: Admin) -> No
     """An interrupted send kept the queue locked for ever: all later sends to it timed out."""
     del admin
     files = (
-        "sending/direct_idempotent_sender.py",
-        "sending/idempotent_sender.py",
-        "sending/queue_mutex.py",
+        "sending/direct_sender.py",
+        "sending/partition_sequence.py",
         "wire/blocking_channel.py",
     )
     with Producer(mq, "p", idempotent=True, retries=0) as producer:
@@ -191,7 +190,8 @@ def test_send_in_handler_at_batch_start_is_refused(
         def send_in_handler() -> None:
             with pytest.raises(NotStored, match="signal handler"):
                 send(b"in the handler", 11.0)
-            assert producer.send(Message("t", b"at once"), queue=QUEUE, timeout=10.0).queue == QUEUE
+            with pytest.raises(NotStored, match="signal handler"):
+                producer.send(Message("t", b"at once"), queue=QUEUE, timeout=10.0)
 
         for number in range(10):
             handlers.append(send_in_handler)
@@ -203,7 +203,7 @@ def test_send_in_handler_at_batch_start_is_refused(
         found = [message.body for message in pull.poll(QUEUE, 1_000)]
     assert [body for body in found if body.isdigit()] == [b"%d" % number for number in range(20)]
     assert len(sent) == 20
-    assert sorted({*found}) == sorted({*map(str.encode, map(str, range(20))), b"at once"})
+    assert len(found) == 20
 
 
 #: Sends that are awaited in a task, or later.

@@ -74,7 +74,7 @@ def test_wait_for_earlier_batches_counts_toward_timeout(
         futures = []
         for _ in range(12):
             futures.append(producer.send_async(Message("t", b"x"), **options))
-            poll_until(lambda: not batcher._open, what="it is a batch of its own")
+            poll_until(lambda: not batcher.open, what="it is a batch of its own")
         left = wait(futures, 8.0).not_done  # one after the other they would take 12 s
         release.set()
         assert not left

@@ -32,7 +32,6 @@ PACKAGES = [
     "actors.keeper.serving",
     "actors.names",
     "actors.sending",
-    "actors.sending.isolation",
     "actors.wire",
     "actors.wire.commands",
     "actors.wire.headers",

@@ -13,7 +13,8 @@ from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
 from raymq.actors.request_limits import PART_BYTES
 from raymq.actors.sending import batching_sender
 from raymq.actors.sending.batching_sender import BatchingSender
-from raymq.actors.sending.sender import SendOutcome, SendParameters, Sizes
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import SendOutcome, Sizes
 
 QUEUE = MessageQueue("t", "a", 0)
 TERMS = SendParameters(5.0, 2)

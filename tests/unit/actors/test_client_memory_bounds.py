@@ -14,9 +14,10 @@ from raymq.actors import route_cache
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound
 from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
 from raymq.actors.route_cache import RouteCache
-from raymq.actors.sending import idempotent_sender
-from raymq.actors.sending.idempotent_sender import IdempotentSender
-from raymq.actors.sending.sender import MAX_DEPARTED_QUEUES, SendParameters, make_sender
+from raymq.actors.sending import partition_sequence
+from raymq.actors.sending.partition_sequence import PartitionSequences
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import MAX_DEPARTED_QUEUES, make_sender
 from raymq.actors.wire.blocking_channel import BlockingChannelPool
 from raymq.actors.wire.connection_pool import MAX_PEERS, ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -143,19 +144,18 @@ def test_unused_topics_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_forgotten_queue_of_idempotent_producer_gets_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound the queues that a producer remembers."""
-    monkeypatch.setattr(idempotent_sender, "MAX_SEQUENCES", 10)
-    pool = ConnectionPool()
-    sender = IdempotentSender(make_sender(pool, RouteCache(pool, ["n:1"]), None))
+    monkeypatch.setattr(partition_sequence, "MAX_SEQUENCES", 10)
+    sequences = PartitionSequences()
     queues = [MessageQueue("t", "b", number) for number in range(25)]
-    under_way = sender.lane(queues[0])
+    under_way = sequences.hold(queues[0])
     assert under_way.take()
     given = {(queues[0], under_way.count.epoch)}
     for queue in (*queues[1:], *queues[1:]):
-        lane = sender.lane(queue)
+        lane = sequences.hold(queue)
         assert lane.take()
         assert (queue, lane.count.epoch) not in given
         given.add((queue, lane.count.epoch))
         lane.stored(1)
-        assert len(sender._at) == len(sender._lanes._lanes) <= 10
-    assert not sender.lane(queues[0]).take(), "its batch is under way"
+        assert len(sequences) <= 10
+    assert not sequences.hold(queues[0]).take(), "its batch is under way"
     under_way.stored(1)

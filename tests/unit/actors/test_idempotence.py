@@ -234,13 +234,13 @@ def test_replay_ignores_duplicate_batches(table: ProducerStateTable) -> None:
 
 
 def test_partition_sequence_counts_and_restarts_with_epoch() -> None:
-    lanes = PartitionSequences("p")
-    lane = lanes.of(MessageQueue("t", "a", 0))
+    sequences, queue = PartitionSequences("p"), MessageQueue("t", "a", 0)
+    lane = sequences.hold(queue).count
     assert lane.sequence(3) == lane.sequence(3) == sequence(0, 3)
     lane.stored(3)
     assert lane.sequence(2) == sequence(3, 2)
     lane.begin_epoch()
-    assert lanes.of(MessageQueue("t", "a", 0)).sequence(2) == sequence(0, 2, epoch=1)
+    assert sequences.hold(queue).count.sequence(2) == sequence(0, 2, epoch=1)
     assert PartitionSequences().producer != PartitionSequences().producer
 
 

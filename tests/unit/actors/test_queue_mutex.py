@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from raymq.actors.sending.queue_mutex import QueueMutex
+from raymq.actors.sending.partition_sequence import QueueMutex
 
 ME, OTHER = "me", "him"
 

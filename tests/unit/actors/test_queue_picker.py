@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,23 +13,22 @@ from raymq.actors.sending.isolation import (
     Isolation,
     LatencyIsolation,
     NoIsolation,
+    QueuePicker,
     TryOutcome,
     make_isolation,
 )
-from raymq.actors.sending.queue_picker import QueuePicker
-from raymq.actors.sending.sender import SendParameters, make_sender, queue_of_sharding_key
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import make_sender, queue_of_sharding_key
 from raymq.actors.wire.connection_pool import ConnectionPool
 from tests.unit.actors.clock import FakeClock
-from tests.validation import validated
 
 QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(2)]
 ISOLATING = sorted(name for name in ISOLATION_STRATEGIES if name)
 
 
 @pytest.fixture(params=ISOLATING)
-def isolation(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Isolation]:
-    with validated(make_isolation(request.param, clock)) as made:
-        yield made
+def isolation(request: pytest.FixtureRequest, clock: FakeClock) -> Isolation:
+    return make_isolation(request.param, clock)
 
 
 def brokers(picker: QueuePicker) -> set[str]:

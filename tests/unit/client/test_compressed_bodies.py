@@ -17,7 +17,7 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch_commands import Fetched
-from raymq.client.body_cache import MAX_CACHE_BYTES, OVERHEAD_BYTES, BodyCache, body_cache
+from raymq.client.lazy_record import MAX_CACHE_BYTES, OVERHEAD_BYTES, BodyCache, body_cache
 from raymq.client.message import ReceivedMessage
 from raymq.client.message_decoder import decode_message, decode_messages
 from raymq.client.pull.pull_consumer import _table
@@ -189,24 +189,16 @@ def test_empty_bodies_count_with_their_cache_overhead() -> None:
     assert len(kept._holders) == 10
 
 
-class InterruptedTurn(dict[str, object]):
-    """Raises SIGINT at the moment when the turn is taken."""
-
-    def setdefault(self, key: str, value: object = None) -> object:
-        super().setdefault(key, value)
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("nothing was interrupted")
-
-
 def test_interrupted_body_cache_update_does_not_block_later_ones() -> None:
     kept = BodyCache(OVERHEAD_BYTES * 3)
-    kept._turn = InterruptedTurn()
-    holders = [Holder() for _ in range(5)]
-    with pytest.raises(KeyboardInterrupt):
-        kept.keep(holders[0], 0)
-    for holder in holders[1:]:
+    holders = [Holder(lambda: signal.raise_signal(signal.SIGINT)), *(Holder() for _ in range(5))]
+    for holder in holders[:3]:
         kept.keep(holder, 0)
-    assert [holder.is_kept for holder in holders] == [False, False, True, True, True]
+    with pytest.raises(KeyboardInterrupt):
+        kept.keep(holders[3], 0)
+    for holder in holders[4:]:
+        kept.keep(holder, 0)
+    assert [holder.is_kept for holder in holders] == [False, False, False, True, True, True]
     assert kept.bytes == OVERHEAD_BYTES * 3
 
 

@@ -56,7 +56,7 @@ def test_child_connection_knows_an_unstarted_push_consumer() -> None:
     mq.close()
 
 
-@pytest.mark.parametrize("first", ["raymq.client.fork_hooks", "raymq.client.body_cache", "raymq.client.connection"])
+@pytest.mark.parametrize("first", ["raymq.client.fork_hooks", "raymq.client.lazy_record", "raymq.client.connection"])
 def test_reset_order_is_independent_of_the_import_order(first: str) -> None:
     script = f"""
         import {first}, os

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
@@ -14,19 +16,22 @@ import pytest
 
 from raymq.actors.errors import ClientClosed
 from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
-from raymq.actors.sending.sender import SendOutcome, SendParameters
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import SendOutcome
 from raymq.client import Message
 from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.connection import Connection
 from raymq.client.produce.batcher import Batcher
-from raymq.client.produce.message_batch import MessageBatch, PendingResult
-from raymq.storage.records import native_kernels
+from raymq.client.produce.message_batch import MessageBatch, OpenBatches, PendingResult, PlainOpenBatches
 from raymq.storage.records.record import decode
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
 TERMS = SendParameters(5.0, 0)
 SECONDS = 20.0
+#: The tests that are run again without compiled code.
+FIELDS_TESTED = ("message", "message_batch", "message_encoder", "gathering_messages", "forked_messages")
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-k", "not without_compiled_code"]
 
 
 class Sends:
@@ -114,22 +119,28 @@ def test_closed_batcher_refuses_messages_in_an_open_batch() -> None:
         assert batcher.close(SECONDS)
 
 
-def test_compiled_step_refuses_what_needs_more_than_one_step(batch_code: str) -> None:
-    kernels = native_kernels.kernels
-    if kernels is None:
-        pytest.skip(f"{batch_code} has no such step")
+def test_message_is_added_in_one_step_only_if_one_is_enough() -> None:
+    batches = OpenBatches(PendingResult, 192, 1_000)
+    if type(batches) is PlainOpenBatches:
+        pytest.skip("only compiled code has such a step")
     batch, message = MessageBatch("t", TERMS), Message("t", bytes(100))
-    batches: dict[Any, Any] = {"t": batch}
-
-    def add(made: Message, limit: int = 1_000) -> Any:
-        return kernels.add_message(batches, made, PendingResult, 192, limit)
-
-    first = add(message)
+    batches["t"] = batch
+    first = batches.add(message)
     assert type(first) is PendingResult
     assert (first.batch, first.index, batch.count, batch.bytes, batch.messages) == (batch, 0, 1, 292, [message])
-    state = dict(vars(batch), messages=[message])
-    assert add(message, limit=292 + 292) is None, "the batch would be full, so it has to be taken"
-    assert add(Message("other", b"x")) is None
-    batch.is_taken = True
-    assert add(message) is None
-    assert dict(vars(batch), messages=list(batch.messages)) == state | {"is_taken": True}
+    assert batches.add(Message("t", bytes(1_000 - 2 * 192 - 100))) is None, "the batch is full and has to be taken"
+    assert batches.add(Message("other", b"x")) is None
+    assert batches.add(Message("t", b"x", delay_level=1)) is None
+    assert batches.add(b"no message") is None
+    batches.is_full = True
+    assert batches.add(message) is None
+    batches.is_full, batch.is_taken = False, True
+    assert batches.add(message) is None
+    assert (batch.count, batch.bytes, batch.messages) == (1, 292, [message])
+
+
+def test_messages_are_gathered_without_compiled_code(repository: Path) -> None:
+    pytest.importorskip("raymq_native")
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in FIELDS_TESTED]
+    program = f"import sys, pytest; sys.modules['raymq_native'] = None; sys.exit(pytest.main({files + OPTIONS}))"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=repository, timeout=120)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
+import pickle
 import time
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from raymq.client import InvalidInput, Message, MessageQueue, ReceivedMessage, Retry
+from raymq.client.message import MessageFields, PlainMessageFields
 from raymq.storage.records.message_limits import MAX_MESSAGE_BYTES
 from raymq.storage.records.record import decode
 
@@ -115,14 +119,52 @@ def test_retry_accepts_no_level_below_minus_one(level: int) -> None:
         Retry(level)
 
 
-def test_garbage_collector_tracks_only_message_subclasses(batch_code: str) -> None:
+def test_garbage_collector_tracks_only_message_subclasses() -> None:
     class Own(Message):
         pass
 
     messages = [Message("t", b"x"), Message("t", b"x", tags="a", keys=["b"], properties={"c": "d"}, delay_level=1)]
-    assert [gc.is_tracked(message) for message in messages] == [batch_code == "numpy"] * 2
+    assert [gc.is_tracked(message) for message in messages] == [MessageFields is PlainMessageFields] * 2
     assert gc.is_tracked(Own("t", b"x"))
     gc.collect()
     assert copy.copy(messages[1]).tags == "a"
     del messages
     gc.collect()
+
+
+def test_message_can_be_replaced_pickled_and_copied() -> None:
+    message = Message("t", b"x", "tag", ["k"], {"a": "b"}, delay_level=2)
+    for other in pickle.loads(pickle.dumps(message)), pickle.loads(pickle.dumps(message, 0)), copy.copy(message):
+        for field in dataclasses.fields(Message):
+            assert getattr(other, field.name) == getattr(message, field.name)
+        assert (other.unique_key, other.is_delayed) == (message.unique_key, True)
+        assert other.encode(1, HOST) == message.encode(1, HOST)
+    later = dataclasses.replace(message, delay_level=3)
+    assert (later.delay_level, later.keys, later.unique_key == message.unique_key) == (3, ("k",), False)
+    assert weakref.ref(message)() is message
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        message.body = b"y"  # type: ignore[misc]
+
+
+def test_subclass_of_message_keeps_its_own_attributes() -> None:
+    class Own(Message):
+        def __init__(self, number: int) -> None:
+            super().__init__("t", b"%d" % number)
+            object.__setattr__(self, "number", number)
+
+    own = copy.copy(Own(3))
+    assert (type(own), own.number, own.body) == (Own, 3, b"3")  # type: ignore[attr-defined]
+
+
+def test_topic_is_checked_also_after_a_valid_message() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    Message("known-topic", b"x")
+    assert Message(Text("known-topic"), b"x").topic == "known-topic"
+    with pytest.raises(InvalidInput):
+        Message("known-topic", b"")
+    with pytest.raises(InvalidInput):
+        Message("SCHEDULE_TOPIC_XXXX", b"x")
+    with pytest.raises(TypeError):
+        Message(["known-topic"], b"x")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from raymq.actors.errors import (
     TopicUnavailable,
 )
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client.produce import outbox
 from raymq.client.produce.outbox import _TopicBackoffs, is_permanent
 from tests.unit.actors.clock import FakeClock

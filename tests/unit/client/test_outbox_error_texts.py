@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from raymq.actors.errors import NotStored
-from raymq.actors.sending.sender import SendOutcome, SendParameters, Sizes
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import SendOutcome, Sizes
 from raymq.client import Message
 from raymq.client.produce.message_encoder import encode_messages
 from raymq.client.produce.outbox import OutboxSender

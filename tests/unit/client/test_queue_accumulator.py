@@ -12,7 +12,7 @@ import pytest
 
 from raymq.actors.errors import InvalidInput, NotStored
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client import Message
 from raymq.client.produce.message_batch import MakeOutcomes
 from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.send_plan import SendParameters
 from raymq.client import MessageQueue
 from raymq.client.produce.send_options import SendDefaults
 

@@ -7,8 +7,8 @@ import numpy as np
 from raymq.actors.errors import NotStored, OutcomeUnknown, SendError
 from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
 from raymq.actors.sending.sender import SendOutcome
-from raymq.client import unique_key
 from raymq.client.produce.sent_results import BatchResults, batch_error, results_of
+from raymq.storage.records.unique_key_generator import process_unique_keys
 
 
 def send_outcome(queue_id: int, first: int, count: int) -> SendOutcome:
@@ -24,7 +24,7 @@ def test_results_are_in_message_order() -> None:
     assert len(results) == 33
     assert [result.queue_offset for result in results] == [*range(7, 37), 0, 5, 6]
     assert [result.queue.queue_id for result in results] == [0] * 30 + [3] + [1] * 2
-    assert [result.unique_key for result in results] == [*map(unique_key.text, range(32)), "given"]
+    assert [result.unique_key for result in results] == [*map(process_unique_keys().text, range(32)), "given"]
     assert results[-1].message_id == "7F00000100002A9F0000000000001770"
     assert results[30:] == [*results_of(parts[1], [30]), *results_of(parts[2], [31, "given"])]
 

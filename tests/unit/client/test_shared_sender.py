@@ -19,7 +19,8 @@ from raymq.actors.errors import (
     RayMQError,
 )
 from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus, TopicRoute
-from raymq.actors.sending.sender import SendOutcome, SendParameters
+from raymq.actors.sending.send_plan import SendParameters
+from raymq.actors.sending.sender import SendOutcome
 from raymq.client.produce import shared_producer
 from raymq.client.produce.shared_producer import SharedSender
 
@@ -51,7 +52,7 @@ def send(monkeypatch: pytest.MonkeyPatch, terms: SendParameters, *answers: SendO
     monkeypatch.setattr(shared_producer.actor_calls, "call_async", call_async)
     monkeypatch.setattr(shared_producer, "make_producer", lambda *_: object())
     mq: Any = SimpleNamespace(namespace="n", name_servers=["n:1"], tls=None, routes=RouteCache())
-    sends = SharedSender(mq, "g", None, idempotent=False)
+    sends = SharedSender(mq, "g", None)
     return asyncio.run(sends.send("t", bytearray(b"r"), np.ones(1, np.int32), terms))
 
 
