@@ -7,11 +7,12 @@ What is in it, in the order to read it:
     push_consumer_engine, queue_assignment: which queues the consumer owns, and how it takes them over and releases
     them.
     start_offsets: where a group starts in a queue without a committed offset.
-    queue_fetcher, fetch_window, queue_backoff: what is fetched, how much, and which queues are skipped after errors.
+    queue_fetcher, queue_backoff: what is fetched, and which queues are skipped after errors.
     offset_recovery: how to go on in a queue that cannot be read at the next offset.
     consume_message_service, delivery_order: which listener call begins when, and with which messages.
-    listener_latency, token_bucket, circuit_breaker: speed, rate limit and outages of calls.
-    process_queue: which messages of a queue are not finished.
+    listener_runs: the calls that one thread makes one after the other; call_results: what follows from their results.
+    call_limits: rate limit and outages of calls.
+    process_queue: which messages of a queue are not finished, and how many may be fetched ahead.
     offset_committer, send_back_client: commit offsets, and send failed messages back to the broker.
     failures: why calls failed, for the message and for the log.
     trace: report each step of a message to a trace function.

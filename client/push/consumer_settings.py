@@ -11,7 +11,7 @@ from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.members.assignment_strategies import get_strategy
 from raymq.client.members.tag_filter import SqlSubscription, TagFilter, check_missing_topics
-from raymq.client.push.fetch_window import MAX_MESSAGES
+from raymq.client.push.process_queue import MAX_MESSAGES
 from raymq.client.push.trace import Trace
 from raymq.client.requests.offset_requests import ConsumeFrom
 

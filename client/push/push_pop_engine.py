@@ -265,7 +265,7 @@ class PushPopEngine:
         target = leases.free * settings.batch_size
         if settings.prefetch is not None:
             target = max(target, settings.prefetch)
-        elif self.delivery.pace.is_quick:
+        elif self.delivery.latency.is_quick:
             target = settings.threads * settings.batch_size
         return min(target, settings.fetched_messages) - leases.waiting
 

@@ -144,10 +144,7 @@ class QueueFetcher:
         if tag_filter.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if tag_filter.passes(pair[0].tags)]
             messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
-        if len(messages) == 1:
-            self._delivery.add_one(process, messages[0], sizes[0])
-        else:
-            self._delivery.add(process, messages, sizes)
+        self._delivery.add(process, messages, sizes)
         process.next_offset = max(process.next_offset, next_offset)
         if messages:  # move to the end: other queues take their turn first
             self._queues[process.queue] = self._queues.pop(process.queue)
@@ -217,26 +214,21 @@ class QueueFetcher:
         #: Queues of which this fetch may return more messages, although earlier ones could not be processed.
         unread: set[ProcessQueue] = set()
 
-        def arrived(parts: list[Fetched]) -> None:
-            for part in parts:
-                process = processes[part.index]
-                if process in unread:
-                    continue
-                try:
-                    self._arrived(process, part)
-                except BaseException as error:  # noqa: BLE001 - an error of this queue must not affect the others
-                    unread.add(process)
-                    self._unreadable(process, error)
-
-        def one_arrived(index: int, record: memoryview) -> None:
-            process = processes[index]
-            if process in unread:
+        def handle(process: ProcessQueue, answer: Fetched | memoryview) -> None:
+            if process in unread or process.dropped:
                 return
             try:
-                self._one_arrived(process, record)
-            except BaseException as error:  # noqa: BLE001 - as above
+                self.deliver(process, *_decoded(answer, process.queue))
+            except BaseException as error:  # noqa: BLE001 - an error of this queue must not affect the others
                 unread.add(process)
                 self._unreadable(process, error)
+
+        def arrived(parts: list[Fetched]) -> None:
+            for part in parts:
+                handle(processes[part.index], part)
+
+        def one_arrived(index: int, record: memoryview) -> None:
+            handle(processes[index], record)
 
         def learn(epoch: int) -> None:
             for process in processes:
@@ -256,18 +248,12 @@ class QueueFetcher:
         )
         arrived(await last)
 
-    def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
-        if process.dropped:
-            return
-        if part.error is not None:
-            raise part.error
-        self.deliver(process, decode_messages(part, process.queue), part.sizes.tolist(), part.next_offset)
 
-    def _one_arrived(self, process: ProcessQueue, record: memoryview) -> None:
-        """Deliver one message of a queue without a filter."""
-        if process.dropped:
-            return
-        self.arrived.set()
-        self._delivery.add_one(process, decode_message(record, 0, process.queue), len(record))
-        if len(self._queues) > 1:
-            self._queues[process.queue] = self._queues.pop(process.queue)
+def _decoded(answer: Fetched | memoryview, queue: MessageQueue) -> tuple[list[ReceivedMessage], list[int], int]:
+    """Return the messages of a part of an answer, or of one record, their sizes, and where the next fetch begins."""
+    if isinstance(answer, memoryview):
+        message = decode_message(answer, 0, queue)
+        return [message], [len(answer)], message.queue_offset + 1
+    if answer.error is not None:
+        raise answer.error
+    return decode_messages(answer, queue), answer.sizes.tolist(), answer.next_offset

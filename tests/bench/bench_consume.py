@@ -50,6 +50,7 @@ from tests.bench.foreign_consumers import (  # the same work for all of them
     MESSAGES,
     PACE_PER_SECOND,
     PACED,
+    POLLED,
     QUEUES,
     ROUNDS,
     TIMEOUT,
@@ -57,7 +58,7 @@ from tests.bench.foreign_consumers import (  # the same work for all of them
 
 SIZES = (100, 1024)
 #: What a push consumer takes of them,
-PUSHED = 50_000
+PUSHED = POLLED
 #: and what one takes that has them lent: of those that come one at a time fewer, for each costs a round trip.
 LENT = {32: 20_000, 1: 2_000}
 
@@ -87,6 +88,8 @@ RATIOS = (
     ("fetch_table", ("baseline: Kafka", "baseline: RabbitMQ"), 2.0),
     ("fetch_table", ("baseline: socket",), 0.6),
     ("fetch_table", ("baseline: unpaced socket",), 0.6),
+    ("PushConsumer, one at a time", ("baseline: aiokafka",), 1.0),
+    ("PushConsumer, one at a time", ("baseline: Kafka, poll",), 0.25),
 )
 
 
@@ -192,7 +195,7 @@ def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int, *, besid
 
 
 def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
-    for batch_size, ordered in ((32, False), (1, False), (32, True)):
+    for batch_size, ordered in ((32, False), (1, False), (32, True), (1, True)):
         groups = iter(range(ROUNDS + 1))
 
         def drain(batch_size: int = batch_size, ordered: bool = ordered, groups: object = groups) -> None:

@@ -35,7 +35,7 @@ from raymq.client.push import push_consumer_engine as consuming
 from raymq.client.push import queue_fetcher
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.delivery_order import ConcurrentDelivery
-from raymq.client.push.listener_latency import ListenerLatency
+from raymq.client.push.listener_runs import ListenerLatency
 from raymq.client.push.message_leases import MessageLeases
 from raymq.client.push.offset_recovery import OffsetRecovery
 from raymq.client.push.push_consumer_engine import PushConsumerEngine

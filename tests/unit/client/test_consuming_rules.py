@@ -13,9 +13,8 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.queue_allocation import average
 from raymq.client import ConsumeResult, InvalidInput, Retry
 from raymq.client.members.tag_filter import TagFilter, parse_subscriptions
-from raymq.client.push.fetch_window import MAX_MESSAGES, MAX_SPAN
 from raymq.client.push.listener import ListenerRunner, read_answer
-from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.process_queue import MAX_MESSAGES, MAX_SPAN, ProcessQueue
 from raymq.storage.records.java_hash import tags_code
 from tests.received_messages import levels_of, message
 

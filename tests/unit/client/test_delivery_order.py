@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.delivery_order import ConcurrentDelivery, OrderedDelivery
-from raymq.client.push.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
-from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.process_queue import MAX_PARKED, MAX_SPAN_PARKED, ProcessQueue
 from tests.received_messages import QUEUE, call_failures, message
 
 RETRY_SECONDS = 1.0

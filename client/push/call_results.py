@@ -1,0 +1,230 @@
+"""Process the results of listener calls: finish messages, send failed ones back, log and trace.
+
+Runs on the connection's event loop. A message that failed is sent back to its broker, which redelivers it later or
+stores it in the dead letters. An ordered queue repeats it in its place instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervisor import Supervisor, Work
+from raymq.client.message import ReceivedMessage
+from raymq.client.push.call_limits import CircuitBreaker
+from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.push.delivery_order import DeliveryOrder, Failures
+from raymq.client.push.failures import CallFailure, FailureLog
+from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.send_back_client import SendBackResult
+from raymq.client.push.trace import TraceEvent, TraceState
+from raymq.storage.errors import number_text
+
+#: How many seconds a log line on a failed call waits for the broker's response about the redelivery.
+_ANSWER_SECONDS = 1.0
+
+
+class CallResults:
+    """The results of one consumer's calls.
+
+    Args:
+        circuit_breaker: records each outcome.
+        send_back: sends a failed message back to its broker and returns the outcome. It returns only when that has
+            succeeded or is no longer possible.
+        pass_over: called with a message that cannot be read when it should be sent back: its queue, its offset and the
+            error.
+        on_finished: called with a queue of which messages have been finished.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        supervisor: Supervisor,
+        circuit_breaker: CircuitBreaker,
+        *,
+        send_back: Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]],
+        pass_over: Callable[[MessageQueue, int, BaseException], None],
+        on_finished: Callable[[ProcessQueue], None],
+    ) -> None:
+        self._settings = settings
+        self._supervisor = supervisor
+        self._circuit_breaker = circuit_breaker
+        self._send_back = send_back
+        self._pass_over = pass_over
+        self._on_finished = on_finished
+        self._loop = asyncio.get_running_loop()
+        self.failure_log = FailureLog(settings.group, self._loop.time)
+        self._returning: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_returning(self) -> bool:
+        """Return True while failed messages are on their way to their brokers."""
+        return bool(self._returning)
+
+    async def close(self) -> None:
+        """Cancel the send-backs that have not ended, and write the last log lines.
+
+        A message that is not sent back is not committed either, so it is redelivered.
+        """
+        unfinished = list(self._returning)
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished)
+        self.failure_log.flush(all_of_them=True)
+
+    def process(
+        self, order: DeliveryOrder, messages: list[ReceivedMessage], failures: Failures, *, probe: bool = False
+    ) -> None:
+        """Process the results of calls of one queue; there is one failure, or None, per message."""
+        try:
+            self._process(order, messages, failures, probe=probe)
+        except BaseException as error:  # noqa: BLE001 - an unreadable message must not block the others
+            self._supervisor.report("outcome of a call", error)
+            self._process_singly(order, messages, failures)
+        self._on_finished(order.process)
+
+    def _process(
+        self, order: DeliveryOrder, messages: list[ReceivedMessage], failures: Failures, *, probe: bool
+    ) -> None:
+        process = order.process
+        returned: dict[int, asyncio.Future[SendBackResult]] = {}
+        if stays_out := self._settings.on_outage is not None and self._stays_out(failures, probe=probe):
+            order.put_back(messages)
+        else:
+            decision = order.done(messages, failures, self._loop.time())
+            for message in decision.finished:
+                process.finish(message.queue_offset)
+            self.trace(TraceState.COMMIT, decision.finished)
+            for message, failure in decision.returned:
+                returned[message.queue_offset] = self._give_back(process, message, failure)
+            if self._settings.ordered and self._settings.trace is not None:
+                ended = {message.queue_offset for message in decision.finished} | returned.keys()
+                self.trace(TraceState.RETRY, [message for message in messages if message.queue_offset not in ended])
+        self._log_failed(messages, failures, returned, stays_out=stays_out)
+
+    def _process_singly(self, order: DeliveryOrder, messages: list[ReceivedMessage], failures: Failures) -> None:
+        """Process the messages one by one, after an error in `_process`.
+
+        Messages that succeeded are finished, and those that failed are sent back.
+        """
+        for message, failure in zip(messages, failures, strict=True):
+            if failure is None:
+                order.process.finish(message.queue_offset)
+            else:
+                self._give_back(order.process, message, failure)
+        order.forget_call()
+
+    def _stays_out(self, failures: Failures, *, probe: bool) -> bool:
+        """Return True if an outage continues after these calls.
+
+        Their messages are kept then.
+        """
+        for failure in failures:
+            self._circuit_breaker.record(success=failure is None)
+        if not self._circuit_breaker.active or None in failures:
+            return False
+        if probe:
+            self._circuit_breaker.probe_failed()
+        return True
+
+    def _give_back(
+        self, process: ProcessQueue, message: ReceivedMessage, failure: CallFailure
+    ) -> asyncio.Future[SendBackResult]:
+        """Send a message back to its broker, and return a future of the outcome."""
+        outcome: asyncio.Future[SendBackResult] = self._loop.create_future()
+        if self._settings.model is MessageModel.BROADCASTING:
+            process.finish(message.queue_offset)
+            outcome.set_result(SendBackResult(given_up=True))
+            return outcome
+
+        async def work() -> None:
+            result = await self._return(process, message, failure)
+            outcome.set_result(result)
+
+        self._keep_returning("send-back", work)
+        return outcome
+
+    def _keep_returning(self, name: str, work: Work) -> None:
+        task = self._supervisor.keep(name, work)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _return(self, process: ProcessQueue, message: ReceivedMessage, failure: CallFailure) -> SendBackResult:
+        """Send a message back. It stays in flight and uncommitted until the broker has it."""
+        try:
+            message.message_id, message.physical_offset  # noqa: B018 - decodes it
+        except Exception as error:  # noqa: BLE001 - a damaged record, which cannot be sent back
+            self._pass_over(process.queue, message.queue_offset, error)
+            process.finish(message.queue_offset)
+            self._on_finished(process)
+            return SendBackResult(given_up=True)
+        result = await self._send_back(message, failure)
+        process.finish(message.queue_offset)
+        self.trace(TraceState.DEAD_LETTER if result.dead else TraceState.RETRY, [message])
+        if result.dead:
+            self.failure_log.dead_letter(message, failure.reason)
+        self._on_finished(process)
+        return result
+
+    def _log_failed(
+        self,
+        messages: list[ReceivedMessage],
+        failures: Failures,
+        returned: dict[int, asyncio.Future[SendBackResult]],
+        *,
+        stays_out: bool,
+    ) -> None:
+        """Log a failed call, unless the log's rate limit drops it.
+
+        The line waits a moment for the broker's response about the message.
+        """
+        failed = [(m, failure) for m, failure in zip(messages, failures, strict=True) if failure is not None]
+        if not failed:
+            return
+        messages, failure = [message for message, _ in failed], failed[0][1]
+        line = self.failure_log.admit(failure, messages[0])
+        if line is None:
+            return
+        outcome = returned.get(messages[0].queue_offset)
+        if stays_out:
+            follows = "it is tried again when the outage is over"
+        elif self._settings.model is MessageModel.BROADCASTING and not self._settings.ordered:
+            follows = "it does not come again, since the consumer broadcasts"
+        elif outcome is None:
+            follows = f"it is tried again in {number_text(self._settings.ordered_retry_interval)} s, in its place"
+        else:
+            waited = outcome  # not None below
+
+            async def write() -> None:
+                try:
+                    await asyncio.wait((waited,), timeout=_ANSWER_SECONDS)
+                finally:
+                    self.failure_log.write(line, failure, messages, _what_follows(waited, messages[0].queue.broker))
+
+            self._keep_returning("log of failures", write)
+            return
+        self.failure_log.write(line, failure, messages, follows)
+
+    def trace(self, state: TraceState, messages: Sequence[ReceivedMessage]) -> None:
+        """Pass a step of messages to the trace function, if there is one."""
+        if self._settings.trace is None:
+            return
+        for message in messages:
+            try:
+                self._settings.trace(TraceEvent(state, message))
+            except BaseException as error:  # noqa: BLE001 - an error of the hook must not stop the consumer
+                self._supervisor.report("trace hook", error)
+
+
+def _what_follows(outcome: asyncio.Future[SendBackResult], broker: str) -> str:
+    """Return the part of a log line that says what happens to a failed message."""
+    if not outcome.done():
+        return f"it comes again when {broker} has taken it back"
+    result = outcome.result()
+    if result.dead:
+        return "it goes to the dead letters"
+    if result.given_up:
+        return "it does not come again"
+    return "it comes again" + ("" if result.delay_seconds is None else f" in {number_text(result.delay_seconds)} s")
