@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import RayMQError
 from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.request_limits import MAX_FETCHED
 from raymq.actors.supervisor import Supervisor
 from raymq.actors.wire.commands.fetch_commands import MAX_ANSWER_BYTES, Fetched
 from raymq.client.connection import Connection
@@ -28,7 +31,6 @@ from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_backoff import QueueBackoffs
 from raymq.client.requests.fetch_request import StreamedAnswers, fetch
-from raymq.client.requests.queue_batches import QueueBatch, QueueBatches
 
 _PARK_SECONDS = 15.0
 #: The same after a failed request. Only the end of a request shows that the broker responds again, so it must come
@@ -52,6 +54,47 @@ class FetchIdentity:
     client_id: str
     session: str
     group: str | None
+
+
+class QueueBatch(NamedTuple):
+    """A batch of queues of one broker, at most `MAX_FETCHED`.
+
+    Nearly all consumers have one batch per broker.
+    """
+
+    broker: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.broker}, part {self.number + 1}" if self.number else self.broker
+
+
+class QueueBatches:
+    """The batches of one consumer's queues.
+
+    A queue stays in its batch as long as it is assigned to the consumer.
+    """
+
+    def __init__(self, most: int = MAX_FETCHED) -> None:
+        self._most = most
+        self._shares: dict[MessageQueue, QueueBatch] = {}
+        self._counts: Counter[QueueBatch] = Counter()
+
+    def of(self, queue: MessageQueue) -> QueueBatch:
+        """Return a queue's batch; add a new queue to its broker's first batch with room."""
+        share = self._shares.get(queue)
+        if share is None:
+            share = QueueBatch(queue.broker, 0)
+            while self._counts[share] >= self._most:
+                share = QueueBatch(share.broker, share.number + 1)
+            self._shares[queue] = share
+            self._counts[share] += 1
+        return share
+
+    def keep_only(self, queues: Collection[MessageQueue]) -> None:
+        """Remove all queues but these, which makes room in their batches."""
+        for queue in self._shares.keys() - queues:
+            self._counts[self._shares.pop(queue)] -= 1
 
 
 class QueueFetcher:
