@@ -27,8 +27,8 @@ from raymq.client.consumer_health import RunningCall
 from raymq.client.listener_threads import ListenerThreads
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.call_limits import CircuitBreaker, TokenBucket
-from raymq.client.push.call_results import CallResults
-from raymq.client.push.consumer_settings import ConsumerSettings
+from raymq.client.push.call_results import CallResults, SendBackResult
+from raymq.client.push.consumer_settings import ConsumerSettings, TraceState
 from raymq.client.push.delivery_order import (
     ConcurrentDelivery,
     DeliveryOrder,
@@ -40,8 +40,6 @@ from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.listener_runs import ConsumeGate, ListenerRun, RunCaller
 from raymq.client.push.process_queue import FetchWindow, ProcessQueue
-from raymq.client.push.send_back_client import SendBackResult
-from raymq.client.push.trace import TraceState
 
 #: How many runs per thread are handed over ahead of time, so that a thread never waits for the loop.
 _RUNS_PER_THREAD = 2

@@ -29,6 +29,7 @@ from raymq.client.members.assignment_strategies import get_strategy
 from raymq.client.members.membership import Membership
 from raymq.client.members.queue_locks import QueueLockClient
 from raymq.client.members.tag_filter import TagFilter
+from raymq.client.push.call_results import SendBackClient
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.push.listener import ListenerRunner
@@ -44,12 +45,11 @@ from raymq.client.push.queue_assignment import (
     LockQueues,
     OpenQueue,
     QueueAssignment,
+    QueueBackoffs,
     RebalanceResult,
     UnlockQueue,
 )
-from raymq.client.push.queue_backoff import QueueBackoffs
 from raymq.client.push.queue_fetcher import FetchIdentity, QueueFetcher
-from raymq.client.push.send_back_client import SendBackClient
 from raymq.client.push.start_offsets import StartOffsets
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime

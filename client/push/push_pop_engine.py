@@ -22,18 +22,16 @@ from raymq.actors.sending.send_plan import is_unanswered
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import FetchFailures, SkippedMessages
 from raymq.client.message import ReceivedMessage
-from raymq.client.pop.pop_buffer import BufferedMessage
+from raymq.client.pop.pop_buffer import BufferedMessage, ReceiveCall
 from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
-from raymq.client.pop.pop_requests import PopRequests
-from raymq.client.pop.receive_call import ReceiveCall
-from raymq.client.pop.settlement_batcher import SettlementBatcher
+from raymq.client.pop.pop_requests import PopRequests, SettlementBatcher
+from raymq.client.push.call_results import SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.message_leases import LeasedCall, MessageLease, MessageLeases
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.send_back_client import SendBackResult
 from raymq.client.push.start_offsets import StartOffsets
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime

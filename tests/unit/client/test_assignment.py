@@ -9,6 +9,7 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client.push.queue_assignment import (
+    LONGEST_SECONDS,
     RETURN_SECONDS,
     AwaitRunningCalls,
     CommitFinal,
@@ -18,11 +19,11 @@ from raymq.client.push.queue_assignment import (
     LockQueues,
     OpenQueue,
     QueueAssignment,
+    QueueBackoffs,
     RebalanceResult,
     Stage,
     UnlockQueue,
 )
-from raymq.client.push.queue_backoff import LONGEST_SECONDS, QueueBackoffs
 from tests.unit.actors.clock import FakeClock
 
 Q, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "c", 1)

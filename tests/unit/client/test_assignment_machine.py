@@ -36,11 +36,11 @@ from raymq.client.push.queue_assignment import (
     LockQueues,
     OpenQueue,
     QueueAssignment,
+    QueueBackoffs,
     RebalanceResult,
     Stage,
     UnlockQueue,
 )
-from raymq.client.push.queue_backoff import QueueBackoffs
 from tests.unit.actors.clock import FakeClock
 
 QUEUES = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]

@@ -12,13 +12,13 @@ import pytest
 from raymq.actors.protocol import MessageQueue
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.call_results import SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
 from raymq.client.push.listener_runs import ListenerLatency
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.send_back_client import SendBackResult
 from tests.polling import poll_until
 from tests.received_messages import QUEUE, message
 

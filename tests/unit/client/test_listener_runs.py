@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.call_results import SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner, Retry
 from raymq.client.push.listener_runs import CALLS_PER_RUN, ListenerLatency
-from raymq.client.push.send_back_client import SendBackResult
 from tests.received_messages import QUEUE, message
 
 SECONDS = 10.0
