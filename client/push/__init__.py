@@ -7,8 +7,7 @@ What is in it, in the order to read it:
     push_consumer_engine, queue_assignment: which queues the consumer owns, and how it takes them over and releases
     them.
     start_offsets: where a group starts in a queue without a committed offset.
-    queue_fetcher: what is fetched.
-    offset_recovery: how to go on in a queue that cannot be read at the next offset.
+    queue_fetcher: what is fetched, and how to go on in a queue that cannot be read at the next offset.
     consume_message_service, delivery_order: which listener call begins when, and with which messages.
     listener_runs: the calls that one thread makes one after the other; call_results: finish messages, or
     send them back to their broker.

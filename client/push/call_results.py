@@ -54,10 +54,6 @@ _log = logging.getLogger(__name__)
 OnGivenUp = Callable[[MessageQueue, int, BaseException], None]
 
 
-def _ignore_given_up(_queue: MessageQueue, _offset: int, _error: BaseException) -> None:
-    """Ignore a message that is given up."""
-
-
 @dataclass(frozen=True, slots=True)
 class SendBackResult:
     """The outcome of sending a message back.
@@ -82,16 +78,28 @@ class SendBackClient:
         given_up: how many messages will not be delivered again and are not dead letters either.
     """
 
-    def __init__(self, mq: Connection, group: str, on_given_up: OnGivenUp = _ignore_given_up) -> None:
+    def __init__(self, mq: Connection, group: str, *, on_given_up: OnGivenUp, on_unreadable: OnGivenUp) -> None:
+        """Initialize the client.
+
+        Args:
+            on_given_up: called with a message that its broker does not take back.
+            on_unreadable: called with a damaged message, which cannot be sent back.
+        """
         self._mq = mq
         self._group = group
         self._on_given_up = on_given_up
+        self._on_unreadable = on_unreadable
         self.given_up = 0
 
     async def __call__(self, message: ReceivedMessage, failure: CallFailure) -> SendBackResult:
         """Send a message back. Return when the broker has stored it, or never can."""
-        level, place = failure.level, message.physical_offset
-        command = send_back_command(self._group, message.topic, place, message.message_id, level, None, failure.reason)
+        level = failure.level
+        try:
+            place, message_id = message.physical_offset, message.message_id
+        except Exception as error:  # noqa: BLE001 - any error means that the message cannot be read
+            self._on_unreadable(message.queue, message.queue_offset, error)
+            return SendBackResult(given_up=True)
+        command = send_back_command(self._group, message.topic, place, message_id, level, None, failure.reason)
         backoff = Backoff(first=0.1, cap=_LONGEST_WAIT_SECONDS)
         refusals = 0
         while True:
@@ -152,8 +160,6 @@ class CallResults:
         circuit_breaker: records each outcome.
         send_back: sends a failed message back to its broker and returns the outcome. It returns only when that has
             succeeded or is no longer possible.
-        pass_over: called with a message that cannot be read when it should be sent back: its queue, its offset and the
-            error.
         on_finished: called with a queue of which messages have been finished.
     """
 
@@ -164,14 +170,12 @@ class CallResults:
         circuit_breaker: CircuitBreaker,
         *,
         send_back: Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]],
-        pass_over: Callable[[MessageQueue, int, BaseException], None],
         on_finished: Callable[[ProcessQueue], None],
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._circuit_breaker = circuit_breaker
         self._send_back = send_back
-        self._pass_over = pass_over
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self.failure_log = FailureLog(settings.group, self._loop.time)
@@ -273,13 +277,6 @@ class CallResults:
 
     async def _return(self, process: ProcessQueue, message: ReceivedMessage, failure: CallFailure) -> SendBackResult:
         """Send a message back. It stays in flight and uncommitted until the broker has it."""
-        try:
-            message.message_id, message.physical_offset  # noqa: B018 - decodes it
-        except Exception as error:  # noqa: BLE001 - a damaged record, which cannot be sent back
-            self._pass_over(process.queue, message.queue_offset, error)
-            process.finish(message.queue_offset)
-            self._on_finished(process)
-            return SendBackResult(given_up=True)
         result = await self._send_back(message, failure)
         process.finish(message.queue_offset)
         self.trace(TraceState.DEAD_LETTER if result.dead else TraceState.RETRY, [message])

@@ -55,28 +55,27 @@ class ConsumeMessageService:
     """All listener calls of one consumer.
 
     Args:
-        send_back, pass_over: see `CallResults`.
+        supervisor: receives unexpected errors, and restarts the tasks that must go on.
+        send_back: see `CallResults`.
         on_room: called with a queue that `waits_for_room` when it has room.
         run_on_loop_thread: lets the loop's thread make a call by itself, if possible
             (`EventLoopThread.run_on_loop_thread`).
         gate: allows each call to begin; None: all calls may begin.
-        supervisor: receives unexpected errors, and restarts the tasks that must go on.
     """
 
     def __init__(
         self,
         settings: ConsumerSettings,
         runner: ListenerRunner,
+        supervisor: Supervisor,
         *,
         send_back: Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]],
         on_room: Callable[[ProcessQueue], None],
         run_on_loop_thread: Callable[[Callable[[], None]], bool] | None = None,
         gate: ConsumeGate | None = None,
-        supervisor: Supervisor | None = None,
-        pass_over: Callable[[MessageQueue, int, BaseException], None] = lambda *_: None,
     ) -> None:
         self._settings = settings
-        self._supervisor = supervisor or Supervisor(f"consumer of {settings.group}")
+        self._supervisor = supervisor
         self._on_room = on_room
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
@@ -85,7 +84,6 @@ class ConsumeMessageService:
         self._results = CallResults(
             *(settings, self._supervisor, self._circuit_breaker),
             send_back=send_back,
-            pass_over=pass_over,
             on_finished=self._tell_of_room,
         )
         self._caller = RunCaller(runner, self._clock, gate, self._failed)

@@ -80,7 +80,7 @@ class PushPopEngine:
         mq: Connection,
         settings: ConsumerSettings,
         runner: ListenerRunner,
-        on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None,
+        on_superseded: Callable[[SubscriptionMismatch], None],
     ) -> None:
         """Initialize the engine; `start` joins the group.
 
@@ -118,9 +118,9 @@ class PushPopEngine:
         self.delivery = ConsumeMessageService(
             settings,
             runner,
+            self.supervisor,
             send_back=self._retry,
             on_room=lambda _: None,
-            supervisor=self.supervisor,
         )
         self._queues: dict[MessageQueue, _LeasedQueue] = {}
         #: Set when more messages may be popped than before.

@@ -1,8 +1,8 @@
-"""Fetch messages for a push consumer, with one parked request per share of queues.
+"""Fetch messages for a push consumer, with one parked request per batch of queues.
 
-A share is a part of a broker's queues. The fetcher runs on the connection's event loop. Fetched messages go to
-`ConsumeMessageService` at once. Errors of a queue or its messages are passed to `unreadable`
-(`raymq.client.push.offset_recovery`).
+A batch has the queues of one broker. The fetcher runs on the connection's event loop. Fetched messages go to
+`ConsumeMessageService` at once. A queue that cannot be read at the next offset is backed off, moved, released, or read
+record by record. While a queue is examined, nothing more of it is fetched, and other queues go on.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from raymq.actors.backoff import Backoff
-from raymq.actors.errors import RayMQError
+from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_FETCHED
@@ -26,11 +26,13 @@ from raymq.client.connection import Connection
 from raymq.client.consumer_health import FetchFailures
 from raymq.client.members.tag_filter import SqlSubscription, TagFilter
 from raymq.client.message import ReceivedMessage
-from raymq.client.message_decoder import decode_message, decode_messages
+from raymq.client.message_decoder import decode_each, decode_message, decode_messages
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_assignment import QueueBackoffs
 from raymq.client.requests.fetch_request import StreamedAnswers, fetch
+from raymq.client.requests.offset_requests import OffsetRequests
+from raymq.storage.errors import StoreCorrupt
 
 _PARK_SECONDS = 15.0
 #: The same after a failed request. Only the end of a request shows that the broker responds again, so it must come
@@ -97,6 +99,19 @@ class QueueBatches:
             self._counts[self._shares.pop(queue)] -= 1
 
 
+class QueueOwner(Protocol):
+    """The consumer that owns the queues."""
+
+    def move(self, process: ProcessQueue, offset: int, incarnation: int | None) -> None:
+        """Continue at `offset`, in that incarnation of the topic (None: the same)."""
+
+    def gone(self, process: ProcessQueue, error: Exception) -> None:
+        """Release a queue that its broker does not have, or no longer has."""
+
+    def pass_over(self, queue: MessageQueue, offset: int, error: BaseException) -> None:
+        """Skip a message that cannot be read."""
+
+
 class QueueFetcher:
     """The fetches of one consumer.
 
@@ -108,7 +123,8 @@ class QueueFetcher:
         backoffs: the queues that are skipped for a while after errors.
         supervisor: restarts the fetch tasks.
         failing: records which fetches fail.
-        unreadable: called with a queue that cannot be read at the next offset, or whose messages cannot be processed.
+        offsets: the offsets of the consumer's group.
+        owner: moves and releases queues that cannot be read at the next offset.
     """
 
     def __init__(
@@ -121,7 +137,8 @@ class QueueFetcher:
         backoffs: QueueBackoffs,
         supervisor: Supervisor,
         failing: FetchFailures,
-        unreadable: Callable[[ProcessQueue, BaseException], None],
+        offsets: OffsetRequests,
+        owner: QueueOwner,
     ) -> None:
         self._who = identity
         self._filters = filters
@@ -130,7 +147,7 @@ class QueueFetcher:
         self._backoffs = backoffs
         self._supervisor = supervisor
         self._failing = failing
-        self._unreadable = unreadable
+        self._recovery = OffsetRecovery(identity, self, offsets, owner, supervisor)
         #: Set when messages arrive. The code that waits for it clears it.
         self.arrived = asyncio.Event()
         #: Queues that are not fetched while they are examined.
@@ -197,6 +214,7 @@ class QueueFetcher:
     def stop(self) -> None:
         """Stop all fetches."""
         self._stopping = True
+        self._recovery.stop()
         for task in self._fetchers.values():
             task.cancel()
 
@@ -264,7 +282,7 @@ class QueueFetcher:
                 self.deliver(process, *_decoded(answer, process.queue))
             except BaseException as error:  # noqa: BLE001 - an error of this queue must not affect the others
                 unread.add(process)
-                self._unreadable(process, error)
+                self._recovery.begin(process, error)
 
         def arrived(parts: list[Fetched]) -> None:
             for part in parts:
@@ -300,3 +318,119 @@ def _decoded(answer: Fetched | memoryview, queue: MessageQueue) -> tuple[list[Re
     if answer.error is not None:
         raise answer.error
     return decode_messages(answer, queue), answer.sizes.tolist(), answer.next_offset
+
+
+@dataclass(eq=False)
+class OffsetRecovery:
+    """The recovery of one consumer's queues that cannot be read."""
+
+    _who: FetchIdentity
+    _fetcher: QueueFetcher
+    _offsets: OffsetRequests
+    _owner: QueueOwner
+    _supervisor: Supervisor
+    _under_way: dict[ProcessQueue, asyncio.Task[None]] = field(default_factory=dict)
+
+    def begin(self, process: ProcessQueue, error: BaseException) -> None:
+        """Start the recovery of a queue whose fetch or messages had an error."""
+        queue = process.queue
+        if process.dropped:
+            return
+        if isinstance(error, OffsetReset):
+            self._apply_reset(process, error)
+        elif isinstance(error, OffsetOutOfRange):
+            self._examine(process, lambda: self._find_place(process, error))
+        elif isinstance(error, TopicNotFound | QueueNotFound):
+            self._owner.gone(process, error)
+        elif isinstance(error, RayMQError) and not isinstance(error, StoreCorrupt):
+            self._fetcher.back_off(queue, error)
+        else:
+            if not isinstance(error, StoreCorrupt):
+                self._supervisor.report("fetch of a queue", error)
+            self._examine(process, lambda: self._read_singly(process))
+        self._fetcher.restart_fetch(queue)  # the rest of this fetch would not continue at the right offset
+
+    def stop(self) -> None:
+        """Cancel all examinations."""
+        for task in self._under_way.values():
+            task.cancel()
+
+    def _examine(self, process: ProcessQueue, find_out: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Suspend the fetches of a queue until `find_out` has succeeded. Other queues go on."""
+        if process in self._under_way:
+            return
+
+        async def until_known() -> None:
+            while not process.dropped:
+                try:
+                    await find_out()
+                except (TopicNotFound, QueueNotFound) as error:
+                    self._owner.gone(process, error)
+                except OffsetReset as reset:
+                    self._apply_reset(process, reset)
+                except RayMQError as error:
+                    await asyncio.sleep(self._fetcher.back_off(process.queue, error))
+                else:
+                    return
+
+        def known(_: asyncio.Task[None]) -> None:
+            self._under_way.pop(process, None)
+            self._fetcher.suspended.discard(process)
+            self._fetcher.restart_fetch(process.queue)
+
+        self._fetcher.suspended.add(process)
+        self._under_way[process] = task = self._supervisor.keep("examination of a queue", until_known)
+        task.add_done_callback(known)
+
+    async def _find_place(self, process: ProcessQueue, error: OffsetOutOfRange) -> None:
+        """Move a queue whose offsets do not include the next offset to fetch.
+
+        If the next offset is below the queue's minimum, continue at the minimum. If it is above the maximum, the queue
+        is not the one that was read: its topic was deleted and recreated, or its broker lost the newest messages. Then
+        continue at the group's committed offset if it is within the queue, else at the minimum. Never continue at the
+        maximum, since the messages that were stored meanwhile may be new.
+        """
+        low, high = error.min_offset, error.max_offset
+        _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
+        if process.next_offset < low:
+            process.next_offset = low
+            return
+        place = await self._offsets.committed(process.queue) if self._who.group is not None else None
+        committed, incarnation = (low, process.incarnation) if place is None else place
+        if not process.dropped:
+            self._owner.move(process, committed if low <= committed <= high else low, incarnation)
+
+    async def _read_singly(self, process: ProcessQueue) -> None:
+        """Read on record by record, and skip exactly the damaged records."""
+        queue = process.queue
+        limits = (max(1, process.room), MAX_ANSWER_BYTES, 0.0)
+        identity = self._who
+        specs = [self._fetcher.wanted(process)]
+        session = f"{identity.session}:{queue}"
+        parts = await fetch(
+            *(identity.mq, queue.broker, session, specs, *limits, identity.group, identity.client_id), check_crc=True
+        )
+        if process.dropped or not parts:
+            return
+        part = parts[0]
+        if isinstance(part.error, StoreCorrupt):
+            offset = process.next_offset if part.error.queue_offset is None else part.error.queue_offset
+            self._owner.pass_over(queue, offset, part.error)
+            process.next_offset = max(process.next_offset, offset + 1)
+            return
+        if part.error is not None:
+            raise part.error
+        messages, sizes, bad = decode_each(part, queue)
+        for offset, error in bad:
+            self._owner.pass_over(queue, offset, error)
+        self._fetcher.deliver(process, messages, sizes, part.next_offset)
+
+    def _apply_reset(self, process: ProcessQueue, reset: OffsetReset) -> None:
+        """Move a queue as a reset of the broker requires.
+
+        If there is no group, the reason is that the topic was recreated, or that the broker's log lost messages. In the
+        second case, unfinished messages before the offset are fetched again, too.
+        """
+        lost = self._who.group is None and reset.incarnation is None
+        offset = min(reset.offset, process.commit_offset) if lost else reset.offset
+        self._owner.move(process, offset, reset.incarnation)

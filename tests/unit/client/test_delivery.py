@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervisor import Supervisor
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.call_results import SendBackResult
@@ -37,7 +38,11 @@ class Bench:
         self._ended = threading.Semaphore(0)
         settings = ConsumerSettings("g", {"t": TagFilter.parse("*")}, ordered=ordered, threads=1)
         self.delivery = ConsumeMessageService(
-            settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=self.room.append
+            settings,
+            ListenerRunner(self._listen),
+            Supervisor("consumer of g"),
+            send_back=self._send_back,
+            on_room=self.room.append,
         )
         self.delivery._makes_runs = False  # see test_listener_runs.py
         self.process = self.delivery.open(QUEUE, 0)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from raymq.actors.supervisor import Supervisor
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.call_results import SendBackResult
@@ -33,7 +34,11 @@ class Bench:
         self.failing: set[int] = set()
         self.go_on = threading.Event()
         self.delivery = ConsumeMessageService(
-            settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=lambda _: None
+            settings,
+            ListenerRunner(self._listen),
+            Supervisor("consumer of g"),
+            send_back=self._send_back,
+            on_room=lambda _: None,
         )
         self.process = self.delivery.open(QUEUE, 0)
         self.runs = 0

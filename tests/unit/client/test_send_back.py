@@ -68,7 +68,12 @@ def send_back(
             pool = ConnectionPool()
             try:
                 mq: Any = SimpleNamespace(routes=RouteCache(address, set(gone)), pool=pool)
-                back = SendBackClient(mq, "g", lambda *what: reports.append(what))
+                back = SendBackClient(
+                    mq,
+                    "g",
+                    on_given_up=lambda *what: reports.append(what),
+                    on_unreadable=lambda *what: reports.append(what),
+                )
                 async with asyncio.timeout(30):
                     return back, await back(MESSAGE, FAILURE)
             finally:
