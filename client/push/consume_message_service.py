@@ -363,6 +363,7 @@ class ConsumeMessageService:
         now = self._clock()
         for run in self._runs:
             if run.waiting and run.started is not None and now - run.started >= seconds:
+                self.latency.runs_for(now - run.started)
                 self._restore(run, run.withdraw())
                 self._take_turn(run.order)
 

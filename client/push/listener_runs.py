@@ -51,8 +51,7 @@ class ListenerLatency:
         After a slow call no call counts as quick for a while, longer each time.
         """
         mean = seconds / calls
-        usual = mean if self._usual_seconds is None else self._usual_seconds
-        self._usual_seconds = usual + (mean - usual) * min(1.0, calls / _AVERAGED)
+        self._average(mean, calls)
         if (mean if longest is None else longest) > QUICK_SECONDS:
             self._streak = 0
             self._not_before = self._clock() + self._respite.next_delay()
@@ -60,6 +59,14 @@ class ListenerLatency:
         if self._streak < STREAK <= self._streak + calls:
             self._respite.reset()
         self._streak += calls
+
+    def runs_for(self, seconds: float) -> None:
+        """Take the duration of a call into account that has not ended, for the length of the next runs."""
+        self._average(seconds, 1)
+
+    def _average(self, seconds: float, calls: int) -> None:
+        usual = seconds if self._usual_seconds is None else self._usual_seconds
+        self._usual_seconds = usual + (seconds - usual) * min(1.0, calls / _AVERAGED)
 
     @property
     def is_quick(self) -> bool:

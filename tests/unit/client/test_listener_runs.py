@@ -313,6 +313,14 @@ def test_one_slow_call_does_not_end_runs_for_long() -> None:
     assert latency.calls_per_run == before == CALLS_PER_RUN
 
 
+def test_call_that_has_not_ended_shortens_the_next_runs() -> None:
+    latency = ListenerLatency(lambda: 0.0)
+    latency.took(64e-5, 64)
+    latency.runs_for(0.01)
+    latency.runs_for(0.01)
+    assert latency.calls_per_run == 1
+
+
 def test_usually_slow_calls_get_no_runs() -> None:
     latency = ListenerLatency(lambda: 0.0)
     assert latency.calls_per_run == 1, "nothing is known yet"
