@@ -177,12 +177,3 @@ class ProcessQueue:
         Any thread may call this.
         """
         return len(self._in_flight) - self.parked - self.worth_below
-
-    def validate(self) -> None:
-        """Assert the invariants, after every unit test."""
-        offsets = list(self._in_flight)
-        assert offsets == sorted(offsets)
-        assert offsets == [offset for offset in self._order if offset in self._in_flight]
-        assert self._bytes == sum(self._in_flight.values())
-        assert all(offset < self.next_offset for offset in offsets)
-        assert {message.queue_offset for message in self._ready} <= set(offsets)

@@ -426,10 +426,3 @@ class QueueAssignment:
 
     def _miss(self) -> None:
         self._missed_until = self._clock() + RETURN_SECONDS
-
-    def validate(self) -> None:
-        """Assert the invariants, after every unit test."""
-        of_locks = {Stage.LOCKING, Stage.WAITING, Stage.ENDING, Stage.UNLOCKING}
-        assert self._locking or not of_locks & set(self._stages.values())
-        assert self._vanished <= self.at(Stage.ENDING)
-        assert not self._unsaved.keys() & self.at(Stage.OPEN), "an open queue has an unsaved position"
