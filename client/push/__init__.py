@@ -3,7 +3,8 @@
 What is in it, in the order to read it:
     push_consumer, consumer_settings, consumer_end: the public class, its settings, and the wait for its end.
     listener: call the listener and read its results.
-    push_pop_engine, message_leases: with mode="pop", which messages are leased to the consumer.
+    push_pop_engine, message_leases, lease_settler: with mode="pop", which messages are leased to the consumer, and what
+    their brokers are told.
     push_consumer_engine, queue_assignment: which queues the consumer owns, and how it takes them over and releases
     them.
     start_offsets: where a group starts in a queue without a committed offset.
