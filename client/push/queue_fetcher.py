@@ -79,24 +79,24 @@ class QueueBatches:
 
     def __init__(self, most: int = MAX_FETCHED) -> None:
         self._most = most
-        self._shares: dict[MessageQueue, QueueBatch] = {}
+        self._batches: dict[MessageQueue, QueueBatch] = {}
         self._counts: Counter[QueueBatch] = Counter()
 
     def of(self, queue: MessageQueue) -> QueueBatch:
         """Return a queue's batch; add a new queue to its broker's first batch with room."""
-        share = self._shares.get(queue)
-        if share is None:
-            share = QueueBatch(queue.broker, 0)
-            while self._counts[share] >= self._most:
-                share = QueueBatch(share.broker, share.number + 1)
-            self._shares[queue] = share
-            self._counts[share] += 1
-        return share
+        batch = self._batches.get(queue)
+        if batch is None:
+            batch = QueueBatch(queue.broker, 0)
+            while self._counts[batch] >= self._most:
+                batch = QueueBatch(batch.broker, batch.number + 1)
+            self._batches[queue] = batch
+            self._counts[batch] += 1
+        return batch
 
     def keep_only(self, queues: Collection[MessageQueue]) -> None:
         """Remove all queues but these, which makes room in their batches."""
-        for queue in self._shares.keys() - queues:
-            self._counts[self._shares.pop(queue)] -= 1
+        for queue in self._batches.keys() - queues:
+            self._counts[self._batches.pop(queue)] -= 1
 
 
 class QueueOwner(Protocol):
@@ -152,23 +152,23 @@ class QueueFetcher:
         self.arrived = asyncio.Event()
         #: Queues that are not fetched while they are examined.
         self.suspended: set[ProcessQueue] = set()
-        self._shares = QueueBatches()
+        self._batches = QueueBatches()
         self._fetchers: dict[QueueBatch, asyncio.Task[None]] = {}
         self._changed: dict[QueueBatch, asyncio.Event] = {}
         self._stopping = False
 
     def update_queues(self) -> None:
         """Fetch the queues that are consumed now, after they have changed."""
-        self._shares.keep_only(self._queues.keys())
-        for share in {self._shares.of(queue) for queue in self._queues} | set(self._fetchers):
-            if share not in self._fetchers and not self._stopping:
-                self._changed[share] = asyncio.Event()
-                self._fetchers[share] = self._begin(share)
-            self._changed[share].set()
+        self._batches.keep_only(self._queues.keys())
+        for batch in {self._batches.of(queue) for queue in self._queues} | set(self._fetchers):
+            if batch not in self._fetchers and not self._stopping:
+                self._changed[batch] = asyncio.Event()
+                self._fetchers[batch] = self._begin(batch)
+            self._changed[batch].set()
 
     def restart_fetch(self, queue: MessageQueue) -> None:
         """End the fetch that includes a queue. The next one uses the present state."""
-        changed = self._changed.get(self._shares.of(queue))
+        changed = self._changed.get(self._batches.of(queue))
         if changed is not None:
             changed.set()
 
@@ -218,50 +218,50 @@ class QueueFetcher:
         for task in self._fetchers.values():
             task.cancel()
 
-    def _begin(self, share: QueueBatch) -> asyncio.Task[None]:
-        return self._supervisor.keep(f"fetches from {share}", lambda: self._keep_fetching(share))
+    def _begin(self, batch: QueueBatch) -> asyncio.Task[None]:
+        return self._supervisor.keep(f"fetches from {batch}", lambda: self._keep_fetching(batch))
 
-    async def _keep_fetching(self, share: QueueBatch) -> None:
-        """Fetch a share of a broker's queues repeatedly.
+    async def _keep_fetching(self, batch: QueueBatch) -> None:
+        """Fetch the queues of a batch repeatedly.
 
         A change of the queues ends the fetch in flight.
         """
-        changed = self._changed[share]
+        changed = self._changed[batch]
         backoff = Backoff(first=0.1, cap=1.0)
         while True:
-            processes = self._with_room(share)
+            processes = self._with_room(batch)
             changed.clear()
             if not processes:
-                self._failing.over(share)
+                self._failing.over(batch)
                 await changed.wait()
                 continue
             begun_at = time.monotonic()
-            call = asyncio.ensure_future(self._fetch(share, processes))
+            call = asyncio.ensure_future(self._fetch(batch, processes))
             change = asyncio.ensure_future(changed.wait())
             try:
                 await asyncio.wait((call, change), return_when=asyncio.FIRST_COMPLETED)
                 if call.done():
                     call.result()
                     backoff.reset()
-                    self._failing.over(share)
-                    self._supervisor.succeeded(f"fetches from {share}")
+                    self._failing.over(batch)
+                    self._supervisor.succeeded(f"fetches from {batch}")
             except RayMQError as error:
-                _log.debug("fetch from %s: %s", share, error)
-                self._failing.failed(share, share.broker, begun_at, error)
+                _log.debug("fetch from %s: %s", batch, error)
+                self._failing.failed(batch, batch.broker, begun_at, error)
                 await asyncio.sleep(backoff.next_delay())
             finally:
                 call.cancel()
                 change.cancel()
 
-    def _with_room(self, share: QueueBatch) -> list[ProcessQueue]:
-        """Return the queues of a share that have room for more messages.
+    def _with_room(self, batch: QueueBatch) -> list[ProcessQueue]:
+        """Return the queues of a batch that have room for more messages.
 
         For the others, `restart_fetch` is called when they have room.
         """
         processes = [
             process
             for process in self._queues.values()
-            if self._shares.of(process.queue) == share
+            if self._batches.of(process.queue) == batch
             and self._backoffs.is_due(process.queue)
             and process not in self.suspended
         ]
@@ -270,7 +270,7 @@ class QueueFetcher:
         self._delivery.settle()
         return [process for process in processes if not process.waits_for_room]
 
-    async def _fetch(self, share: QueueBatch, processes: list[ProcessQueue]) -> None:
+    async def _fetch(self, batch: QueueBatch, processes: list[ProcessQueue]) -> None:
         """Make one fetch, and deliver its messages as soon as they arrive."""
         #: Queues of which this fetch may return more messages, although earlier ones could not be processed.
         unread: set[ProcessQueue] = set()
@@ -298,12 +298,12 @@ class QueueFetcher:
         specs = [self.wanted(process) for process in processes]
         on_early_answer = StreamedAnswers(arrived, one_arrived, len(processes))
         # The limit is the room of the fullest queue, so that no queue gets more than it has room for.
-        park_seconds = _PROBE_SECONDS if self._failing.fails(share) else _PARK_SECONDS
+        park_seconds = _PROBE_SECONDS if self._failing.fails(batch) else _PARK_SECONDS
         limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, park_seconds)
         identity = self._who
-        session = f"{identity.session}:{share}"
+        session = f"{identity.session}:{batch}"
         last = fetch(
-            *(identity.mq, share.broker, session, specs, *limits, identity.group, identity.client_id),
+            *(identity.mq, batch.broker, session, specs, *limits, identity.group, identity.client_id),
             on_early_answer=on_early_answer,
             on_epoch=learn,
         )
