@@ -15,7 +15,7 @@ The path of a message:
     actors.sending picks a queue, sends the records to its broker, and tries another queue if that fails.
     push.queue_fetcher fetches new messages of a consumer's queues; message_decoder decodes the answer into messages.
     push.push_consumer_engine assigns queues to a group's members, push.consume_message_service calls the listener.
-    push.offset_committer commits offsets; push.send_back_client sends failed messages back to the broker.
+    push.offset_committer commits offsets; push.call_results sends failed messages back to the broker.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ if TYPE_CHECKING:
     from raymq.client.produce.producer import Producer
     from raymq.client.produce.transaction import Transaction
     from raymq.client.pull.pull_consumer import PullConsumer
-    from raymq.client.push.consumer_settings import MessageModel
+    from raymq.client.push.consumer_settings import MessageModel, TraceEvent, TraceState
     from raymq.client.push.listener import ConsumeResult, Retry
     from raymq.client.push.push_consumer import PushConsumer
-    from raymq.client.push.trace import TraceEvent, TraceState
     from raymq.client.requests.offset_requests import ConsumeFrom
     from raymq.client.results import (
         BrokerChange,
@@ -209,16 +208,16 @@ _NAMES = {
     "raymq.client.produce.producer": ("Producer",),
     "raymq.client.produce.transaction": ("Transaction",),
     "raymq.client.pull.pull_consumer": ("PullConsumer",),
-    "raymq.client.push.consumer_settings": ("MessageModel",),
+    "raymq.client.push.consumer_settings": (
+        "MessageModel",
+        "TraceEvent",
+        "TraceState",
+    ),
     "raymq.client.push.listener": (
         "ConsumeResult",
         "Retry",
     ),
     "raymq.client.push.push_consumer": ("PushConsumer",),
-    "raymq.client.push.trace": (
-        "TraceEvent",
-        "TraceState",
-    ),
     "raymq.client.requests.offset_requests": ("ConsumeFrom",),
     "raymq.client.results": (
         "FoundMessages",

@@ -91,9 +91,10 @@ def listener(messages: list[ReceivedMessage]) -> list[ConsumeResult | Retry]:
 
 if __name__ == "__main__":
     name_servers, group, topic = sys.argv[1:]
-    with (
-        Connection(name_servers.split(";")) as mq,
-        PushConsumer(mq, group, {topic: "*"}, listener, threads=1, batch_size=8),
-    ):
-        print("ready", flush=True)
-        sys.stdin.read()
+    with Connection(name_servers.split(";")) as mq:
+        consumer = PushConsumer(mq, group, {topic: "*"}, listener, threads=1, batch_size=8)
+        consumer.pause()  # no delivery may be printed before the line that the test waits for
+        with consumer:
+            print("ready", flush=True)
+            consumer.resume()
+            sys.stdin.read()

@@ -3,8 +3,6 @@
 What is in it, in the order to read it:
     simple_consumer: the public class.
     pop_consumer_engine: membership, pops and notifications.
-    pop_requests: the requests to brokers.
-    pop_buffer: messages that were popped and not yet received.
-    receive_call: one call of `receive`.
-    settlement_batcher: settle leased messages, for a push consumer with mode="pop".
+    pop_requests: the requests to brokers, also the settlements of a push consumer with mode="pop".
+    pop_buffer: messages that were popped and not yet received, and one call of `receive`.
 """

@@ -39,9 +39,8 @@ from raymq.client.connection import Connection
 from raymq.client.members.membership import Membership
 from raymq.client.members.tag_filter import SqlSubscription, TagFilter
 from raymq.client.message import ReceivedMessage
-from raymq.client.pop.pop_buffer import BufferedMessage, PopBuffer
+from raymq.client.pop.pop_buffer import BufferedMessage, PopBuffer, ReceiveCall
 from raymq.client.pop.pop_requests import PopRequests, PopSource
-from raymq.client.pop.receive_call import ReceiveCall
 from raymq.storage.clock import boottime
 
 #: The pause before a broker that does not respond is asked again.

@@ -22,9 +22,9 @@ from raymq.client.consumer_health import Health
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.members.tag_filter import Sql, check_missing_topics, expressions, parse_subscriptions
 from raymq.client.message import ReceivedMessage
+from raymq.client.pop.pop_buffer import ReceiveCall
 from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
 from raymq.client.pop.pop_requests import PopRequests
-from raymq.client.pop.receive_call import ReceiveCall
 from raymq.client.receipt import Receipt
 
 _MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0

@@ -2,5 +2,6 @@
 
 What is in it, in the order to read it:
     pull_consumer: the public class.
-    pull_consumer_engine: positions, fetches and commits.
+    pull_consumer_engine: positions and commits.
+    pull_fetcher: fetches, also in advance, on the calling thread or on the event loop.
 """

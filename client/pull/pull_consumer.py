@@ -19,7 +19,6 @@ from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.message_decoder import decode_messages
 from raymq.client.pull.pull_consumer_engine import CONTROL_SECONDS, PullConsumerEngine, check_max_messages, refused
-from raymq.client.requests.blocking_fetcher import BlockingFetcher
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record_table import SCHEMA, tables_from_records
 
@@ -47,8 +46,7 @@ class PullConsumer(ClientBase):
         self.group = check_group(group)
         super().__init__(mq)
         self._pull_engine = PullConsumerEngine(mq, group)
-        pulling = self._pull_engine
-        self._direct = BlockingFetcher(mq, pulling.session, pulling.epochs, pulling.incarnations)
+        self._fetcher = self._pull_engine.fetcher
         self._open(self._pull_engine.create_group)
         mq.adopt(self)
 
@@ -56,8 +54,7 @@ class PullConsumer(ClientBase):
         """Close the consumer. May be called twice."""
         if not self._closed:
             self._opening = None
-            self._direct.close()
-            self._run(self._pull_engine.close())
+            self._fetcher.close()
         super().close(timeout)
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -176,7 +173,7 @@ class PullConsumer(ClientBase):
         """
         self._check_open()
         command = self._pull_engine.commit_command(queue, offset)
-        address = None if self._mq.is_on_loop else self._direct.address(queue)
+        address = None if self._mq.is_on_loop else self._fetcher.address(queue)
         try:
             if address is not None and self._mq.channels.request(address, command, CONTROL_SECONDS) is not None:
                 return
@@ -205,7 +202,6 @@ class PullConsumer(ClientBase):
         try:
             decoded, following = decode(part, queue)
         except StoreCorrupt:
-            self._direct.forget(queue)
             part = self._run(self._pull_engine.fetch_again(queue, part))
             decoded, following = decode(part, queue)
         self._pull_engine.advance_to(queue, following)
@@ -220,17 +216,17 @@ class PullConsumer(ClientBase):
         position = self._pull_engine.known_position(queue)
         if position is None:
             position = self._run(self._pull_engine.position_within(queue, timeout))
-        if self._direct.reaches(queue):
+        if self._fetcher.reaches(queue):
             wait = max(0.0, deadline - time.monotonic())
             try:
-                part = self._direct.fetch(queue, position, max_messages, wait)
+                part = self._fetcher.fetch_blocking(queue, position, max_messages, wait)
             except Timeout:
                 raise
             except BrokerUnavailable:
                 timeout = max(0.0, deadline - time.monotonic())
             else:
                 if part is not None:
-                    self._pull_engine.fetched(queue, part)
+                    self._pull_engine.check(queue, part)
                 return part
         return self._run(self._pull_engine.fetch(queue, max_messages, timeout))
 

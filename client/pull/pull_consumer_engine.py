@@ -5,25 +5,18 @@ The engine runs on the connection's event loop.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime
-from typing import TypeVar
 
 from raymq.actors.errors import (
     BrokerUnavailable,
     InvalidInput,
     OffsetOutOfRange,
     OffsetReset,
-    RayMQError,
-    Timeout,
     queue_not_found,
 )
-from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import admin_commands as wire_admin
@@ -34,15 +27,12 @@ from raymq.actors.wire.commands.fetch_commands import Fetched
 from raymq.actors.wire.frame import Command
 from raymq.client import arguments
 from raymq.client.connection import Connection
+from raymq.client.pull.pull_fetcher import PullFetcher, in_time
 from raymq.client.requests.broker_requests import ask, retry_while_unavailable
 from raymq.client.requests.fan_out import gather
-from raymq.client.requests.fetch_request import ANSWER_BYTES, ANSWER_SECONDS, answer_seconds, fetch
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
-from raymq.client.requests.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds_or_end
-from raymq.storage.errors import no_answer_within
 
-_T = TypeVar("_T")
 #: The time-out of a small request.
 CONTROL_SECONDS = 5.0
 
@@ -60,21 +50,6 @@ def refused(offset: int, reset: OffsetReset) -> OffsetOutOfRange:
     return OffsetOutOfRange(offset, 0, reset.offset)
 
 
-async def _in_time(queue: MessageQueue, timeout: float, asking: Awaitable[_T]) -> _T:
-    """Await a result for at most `timeout` seconds plus the time for a response.
-
-    Raise Timeout if it takes longer.
-    """
-    seconds = timeout + answer_seconds(timeout)
-    try:
-        async with asyncio.timeout(seconds):
-            return await asking
-    except TimeoutError as error:
-        if isinstance(error, RayMQError):
-            raise
-        raise Timeout(queue.broker, no_answer_within(seconds)) from error
-
-
 class PullConsumerEngine:
     """The implementation of the methods of `PullConsumer`."""
 
@@ -84,20 +59,8 @@ class PullConsumerEngine:
         self._offsets = OffsetRequests(mq, group)
         #: The offset at which each queue is read next. The caller moves it once it has the messages before it.
         self._positions: dict[MessageQueue, int] = {}
-        #: The recovery epoch of the broker under which each position was reached, if known.
-        self.epochs: dict[MessageQueue, int] = {}
-        #: The incarnation of the topic to which each position applies. A recreated topic has other messages.
-        self.incarnations: dict[MessageQueue, int] = {}
-        self._name = f"pull-{uuid.uuid4().hex}"
-        self._ahead = ReadAhead(self._fetch)
-
-    def session(self, queue: MessageQueue) -> str:
-        """Return the session name that identifies the fetches of a queue at a broker.
-
-        A new fetch of a session ends the parked fetch of the same session. Each queue and each forked process has its
-        own session, so that several fetches can wait at the same time and none ends another. Any thread may call this.
-        """
-        return f"{self._name}-{os.getpid()}:{queue.topic}:{queue.queue_id}"
+        #: Fetches at these positions.
+        self.fetcher = PullFetcher(mq)
 
     async def create_group(self) -> None:
         """Create the group on every broker that can be reached.
@@ -138,11 +101,11 @@ class PullConsumerEngine:
     async def position(self, queue: MessageQueue) -> int:
         """Return the offset of the next fetch."""
         arguments.queue("queue", queue)
-        if queue not in self.incarnations:  # first: later answers either apply to this incarnation or report another
+        if queue not in self.fetcher.incarnations:  # later answers apply to this incarnation, or report another
             _, incarnation = await retry_while_unavailable(
                 lambda: self._offsets.first(queue, ConsumeFrom.FIRST, None), CONTROL_SECONDS
             )
-            self.incarnations[queue] = incarnation
+            self.fetcher.incarnations[queue] = incarnation
         if queue not in self._positions:
             committed = await self.committed(queue)
             self._positions[queue] = (await self.offsets(queue))[0] if committed is None else committed
@@ -152,13 +115,7 @@ class PullConsumerEngine:
         """Return `position` within `timeout` seconds. Raise Timeout if it takes longer."""
         arguments.queue("queue", queue)
         known = self.known_position(queue)
-        return await _in_time(queue, timeout, self.position(queue)) if known is None else known
-
-    async def _taken(self, queue: MessageQueue, position: int, max_messages: int, timeout: float) -> Fetched | None:
-        """Return the messages that were fetched ahead, or None if there are none."""
-        if not self._ahead.holds(queue):
-            return None
-        return await _in_time(queue, timeout, self._ahead.take(queue, position, max_messages))
+        return await in_time(queue, timeout, self.position(queue)) if known is None else known
 
     async def seek(self, queue: MessageQueue, offset: int | str) -> None:
         """Set the position to an offset or to an end of the queue."""
@@ -189,40 +146,26 @@ class PullConsumerEngine:
             incarnation: the incarnation of the topic in which the offset was found. None: the one in which it is read
                 first.
         """
-        self._ahead.forget(queue)  # the messages may be those of a topic that was recreated since
+        self.fetcher.ahead.forget(queue)  # the messages may be those of a topic that was recreated since
         self._positions[queue] = offset
         if incarnation is None:
-            self.incarnations.pop(queue, None)
+            self.fetcher.incarnations.pop(queue, None)
         else:
-            self.incarnations[queue] = incarnation
-        self.epochs.pop(queue, None)  # a seek accepts the broker's present state
+            self.fetcher.incarnations[queue] = incarnation
+        self.fetcher.epochs.pop(queue, None)  # a seek accepts the broker's present state
 
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """Return the messages at the position, or None at the time-out.
 
-        The caller moves the position. The messages after the returned ones are fetched ahead.
+        The caller moves the position.
         """
         check_max_messages(max_messages)
         arguments.duration("timeout", timeout)
         deadline = time.monotonic() + timeout
         position = await self.position_within(queue, timeout)
-        part = await self._taken(queue, position, max_messages, timeout)
-        if part is None:
-
-            async def once() -> list[Fetched]:
-                known = self.epochs.get(queue)
-                parts = await self._fetch(queue, position, max_messages, deadline)
-                if parts or self.epochs.get(queue) == known:
-                    return parts
-                return await self._fetch(queue, position, max_messages, deadline)
-
-            parts = await retry_while_unavailable(once, max(0.0, deadline - time.monotonic()))
-            if not parts:
-                return None
-            part = parts[0]
-        self._check(queue, part)
-        if part.next_offset < part.max_offset:
-            self._ahead.begin(queue, part.next_offset, max_messages)
+        part = await self.fetcher.fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+        if part is not None:
+            self.check(queue, part)
         return part
 
     def known_position(self, queue: MessageQueue) -> int | None:
@@ -230,16 +173,7 @@ class PullConsumerEngine:
 
         Any thread may call this.
         """
-        return self._positions.get(queue) if queue in self.incarnations else None
-
-    def fetched(self, queue: MessageQueue, part: Fetched) -> None:
-        """Register a fetch that the caller's thread has made. Raise the part's error.
-
-        Any thread may call this.
-        """
-        self._check(queue, part)
-        if self._ahead.holds(queue):
-            self._mq.loop.call_soon_threadsafe(self._ahead.forget, queue)
+        return self._positions.get(queue) if queue in self.fetcher.incarnations else None
 
     def advance_to(self, queue: MessageQueue, offset: int) -> None:
         """Move the position to the end of the messages that the caller has received.
@@ -249,7 +183,8 @@ class PullConsumerEngine:
         """
         self._positions[queue] = offset
 
-    def _check(self, queue: MessageQueue, part: Fetched) -> None:
+    def check(self, queue: MessageQueue, part: Fetched) -> None:
+        """Raise the error of a part of a fetch at the position, if it has one. Any thread may call this."""
         if isinstance(part.error, OffsetReset):  # the log lost what was read, or the topic is new
             raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)
         if part.error is not None:
@@ -264,55 +199,12 @@ class PullConsumerEngine:
             StoreCorrupt: the first record is damaged in the broker's file.
             BrokerUnavailable: the records are no longer there.
         """
-        self._ahead.forget(queue)
-        start = int(part.offsets[0])
-
-        async def once() -> list[Fetched]:
-            return await self._fetch(queue, start, len(part.sizes), check_crc=True)
-
-        parts = await retry_while_unavailable(once, CONTROL_SECONDS)
-        if not parts:
+        again = await self.fetcher.check_again(queue, int(part.offsets[0]), len(part.sizes), CONTROL_SECONDS)
+        if again is None:
             raise BrokerUnavailable(queue.broker, "the messages that it returned before are no longer there")
-        if parts[0].error is not None:
-            raise parts[0].error
-        return parts[0]
-
-    async def close(self) -> None:
-        """Discard the messages that were fetched ahead."""
-        self._ahead.clear()
-
-    async def _fetch(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        max_messages: int,
-        deadline: float | None = None,
-        *,
-        check_crc: bool = False,
-    ) -> list[Fetched]:
-        """Fetch messages, waiting for the first one until `deadline`.
-
-        If `deadline` is None, return the messages that are available now.
-        """
-        wait_seconds = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        within = ANSWER_SECONDS if deadline is None else answer_seconds(wait_seconds)
-        epoch, incarnation = self.epochs.get(queue, 0), self.incarnations.get(queue)
-        specs = [FetchSpec(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
-        limits = (max_messages, ANSWER_BYTES, wait_seconds)
-        epochs: list[int] = []
-        parts = await fetch(
-            self._mq,
-            queue.broker,
-            self.session(queue),
-            specs,
-            *limits,
-            check_crc=check_crc,
-            on_epoch=epochs.append,
-            answer_within=within,
-        )
-        if epochs and not (parts and parts[0].error):
-            self.epochs[queue] = epochs[0]
-        return parts
+        if again.error is not None:
+            raise again.error
+        return again
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit that all messages below `offset` are consumed.
@@ -332,7 +224,7 @@ class PullConsumerEngine:
         """
         arguments.queue("queue", queue)
         place = self._group, queue.topic, queue.queue_id, arguments.offset("offset", offset)
-        epoch, incarnation = self.epochs.get(queue), self.incarnations.get(queue)
+        epoch, incarnation = self.fetcher.epochs.get(queue), self.fetcher.incarnations.get(queue)
         return wire_offset.update_offset_command(*place, overrules_reset=True, epoch=epoch, incarnation=incarnation)
 
     async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:

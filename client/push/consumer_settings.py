@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from raymq.actors.errors import InvalidInput
@@ -11,8 +11,8 @@ from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.members.assignment_strategies import get_strategy
 from raymq.client.members.tag_filter import SqlSubscription, TagFilter, check_missing_topics
-from raymq.client.push.fetch_window import MAX_MESSAGES
-from raymq.client.push.trace import Trace
+from raymq.client.message import ReceivedMessage
+from raymq.client.push.process_queue import MAX_MESSAGES
 from raymq.client.requests.offset_requests import ConsumeFrom
 
 #: How long an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
@@ -32,6 +32,33 @@ class MessageModel(enum.Enum):
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
+
+
+class TraceState(enum.Enum):
+    """The step of a message.
+
+    A message is READY when it was fetched, and IN_FLIGHT while a listener call has it. The other three states end a
+    delivery.
+    """
+
+    READY = "ready"
+    IN_FLIGHT = "in flight"
+    COMMIT = "commit"
+    RETRY = "retry"
+    DEAD_LETTER = "dead letter"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One step of one delivery."""
+
+    state: TraceState
+    message: ReceivedMessage
+
+
+#: A trace function. It is called on the connection's event loop and must not block. An exception that it raises is
+#: logged and otherwise ignored.
+Trace = Callable[[TraceEvent], None]
 
 
 #: With a rate limit, the consumer fetches at most this many seconds' worth of messages per queue ahead of the listener.

@@ -3,9 +3,9 @@
 An order decides for one `ProcessQueue`. `ConsumeMessageService` takes messages from it and reports the outcomes. Times
 are monotonic seconds.
 
-An ordered queue has one call at a time, and a failure repeats the same messages in place. With `park_failed_keys` a
-failure delays only the messages of its key: they are parked in their order while the rest of the queue goes on. The key
-is the sharding key with which the message was sent, or its first key if there is none.
+An ordered queue has one run of calls at a time, and a failure repeats the same messages in place. With
+`park_failed_keys` a failure delays only the messages of its key: they are parked in their order while the rest of the
+queue goes on. The key is the sharding key with which the message was sent, or its first key if there is none.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ class DeliveryOrder(Protocol):
         Any thread may call this.
         """
 
-    def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
-        """Return the messages for one listener call, or [] if none may go now."""
+    def next_batch(self, size: int, now: float, calls: int = 1) -> list[ReceivedMessage]:
+        """Return the messages for up to `calls` listener calls of `size` messages, or [] if none may go now.
+
+        The calls are made one after the other, until one of them fails.
+        """
 
     def wait_seconds(self, now: float) -> float | None:
         """Return in how many seconds `next_batch` may have messages, 0 for now.
@@ -82,8 +85,8 @@ class ConcurrentDelivery:
     blocked: bool = False
     waits_for_call: bool = False
 
-    def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:  # noqa: ARG002 - this order does not depend on the time
-        return self.process.take(limit)
+    def next_batch(self, size: int, now: float, calls: int = 1) -> list[ReceivedMessage]:  # noqa: ARG002 - this order does not depend on the time
+        return self.process.take(size * calls)
 
     def wait_seconds(self, now: float) -> float | None:  # noqa: ARG002 - this order does not depend on the time
         return 0.0 if self.process.ready else None
@@ -135,12 +138,12 @@ class OrderedDelivery:
     def waits_for_call(self) -> bool:
         return bool(self.process.ready or self._parked)
 
-    def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
+    def next_batch(self, size: int, now: float, calls: int = 1) -> list[ReceivedMessage]:
         if self._running or self.blocked:
             return []
-        batch = self._next_parked(limit, now)
+        batch = self._next_parked(size, now)
         if not batch and now >= self._retry_at:
-            batch = self._next_fresh(limit)
+            batch = self._next_fresh(size * calls)
         self._running = bool(batch)
         self._count_parked()
         return batch

@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, wait
-from copy import copy
 from datetime import datetime
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -28,10 +26,10 @@ from raymq.client.connection import Connection
 from raymq.client.consumer_health import Health, hanging, raise_persistent
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.members.tag_filter import Sql, expressions, parse_subscriptions
-from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.push.consumer_end import ConsumerEnd
+from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel, Trace
 from raymq.client.push.listener import Listener, ListenerRunner
 from raymq.client.push.push_consumer_engine import PushConsumerEngine
-from raymq.client.push.trace import Trace
 from raymq.client.requests.offset_requests import ConsumeFrom
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ class PushConsumer(ClientBase):
             succeeds, instead of sending all messages of the topic back to the broker.
         park_failed_keys: if ordered, a failure delays only the messages with the same first key (of RocketMQ 5's gRPC
             clients: the same message group).
-        trace: a function that is called with each step of each message; see `raymq.client.push.trace`.
+        trace: a function that is called with each step of each message; see `TraceEvent`.
         missing_topics: "wait": wait for a topic that does not exist, with one warning in the log, and consume it from
             its first message on within 2 s of its creation. "error": `start` raises TopicNotFound.
         failure_text: False stores only the type of the listener's exception with the message (`failure` of the next
@@ -235,14 +233,7 @@ class PushConsumer(ClientBase):
         self._starting = threading.Lock()
         #: The id of the thread that is starting the consumer.
         self._starter: int | None = None
-        self._ended = threading.Event()
-        #: The error with which the consumer ends without a call of `shutdown`.
-        self._ended_by: SubscriptionMismatch | None = None
-        #: The number of events for which `wait` waits: an unexpected failure, or the end of the consumer.
-        self._told = 0
-        self._news = threading.Condition()
-        #: Callbacks of `run` and `await_`, called at each event.
-        self._hearers: set[Callable[[], None]] = set()
+        self._end = ConsumerEnd(lambda: self.health.failures)
         register_child_reset(self, PushConsumer._leave_to_parent)
         mq.adopt(self)
 
@@ -322,7 +313,7 @@ class PushConsumer(ClientBase):
                 self._runner = None
             self._undo(attempt, runner)
             if self._closed:
-                self._has_ended()
+                self._end.reach()
                 if isinstance(error, RayMQError):  # the close is the cause, whatever the error was
                     raise ClientClosed("the consumer was closed as it started") from error
             raise
@@ -377,27 +368,23 @@ class PushConsumer(ClientBase):
             if signals > 1 and self._last_consuming is not None:
                 self._last_consuming.force_stop()
 
-        hear = partial(news.put, False)
-        before = {which: signal.signal(which, ask) for which in (signal.SIGTERM, signal.SIGINT)}
-        with self._news:
-            self._hearers.add(hear)
-        try:
-            with contextlib.suppress(_StartInterrupted):
-                self.start()
+        with self._end.listener(partial(news.put, False)):
+            before = {which: signal.signal(which, ask) for which in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                with contextlib.suppress(_StartInterrupted):
+                    self.start()
+                    starting = False
                 starting = False
-            starting = False
-            while not signals and not self._ended.is_set():
-                with contextlib.suppress(Empty):
-                    news.get(timeout=_SIGNAL_POLL_SECONDS)
-                raise_persistent(self.health.failures)
-        finally:
-            starting = False
-            self.shutdown(timeout if signals < 2 else 0.0)
-            with self._news:
-                self._hearers.discard(hear)
-            for which, handler in before.items():
-                signal.signal(which, signal.SIG_DFL if handler is None else handler)
-        self._end_reached()
+                while not signals and not self._end.is_reached:
+                    with contextlib.suppress(Empty):
+                        news.get(timeout=_SIGNAL_POLL_SECONDS)
+                    raise_persistent(self.health.failures)
+            finally:
+                starting = False
+                self.shutdown(timeout if signals < 2 else 0.0)
+                for which, handler in before.items():
+                    signal.signal(which, signal.SIG_DFL if handler is None else handler)
+        self._end.raise_error()
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Cancel an attempt whose result is no longer needed, without waiting."""
@@ -427,7 +414,7 @@ class PushConsumer(ClientBase):
         """Return the consumer's health: background tasks, unexpected failures and unreadable messages."""
         consuming = self._consuming or self._last_consuming
         if consuming is None:
-            return Health(running=False, ended_by=self._ended_by)
+            return Health(running=False, ended_by=self._end.error)
         aside = consuming.aside
         return Health(
             running=self._consuming is not None,
@@ -437,7 +424,7 @@ class PushConsumer(ClientBase):
             last_set_aside=aside.last,
             hanging=hanging(consuming.delivery.running_calls(), self._settings.hang_after),
             fetches=consuming.failing_fetches.now(),
-            ended_by=self._ended_by,
+            ended_by=self._end.error,
         )
 
     def _failures_of_loops(self) -> list[WorkFailure]:
@@ -465,17 +452,7 @@ class PushConsumer(ClientBase):
         self._check_not_on_program_loop("wait() would block", "use await await_()")
         if timeout is not None:
             arguments.duration("timeout", timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            seen = self._told
-            if self._ended.is_set():
-                return self._end_reached()
-            raise_persistent(self.health.failures)
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
-                return False
-            with self._news:
-                self._news.wait_for(lambda: self._told != seen, remaining)  # noqa: B023 - called before the loop's next iteration
+        return self._end.wait(timeout)
 
     async def await_(self, timeout: float | None = None) -> bool:
         """Do `wait` for asyncio code, on any event loop.
@@ -484,42 +461,14 @@ class PushConsumer(ClientBase):
         """
         if timeout is not None:
             arguments.duration("timeout", timeout)
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-        deadline = None if timeout is None else loop.time() + timeout
-
-        def hear() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is gone
-                loop.call_soon_threadsafe(news.set)
-
-        with self._news:
-            self._hearers.add(hear)
-        try:
-            while True:
-                news.clear()
-                if self._ended.is_set():
-                    return self._end_reached()
-                raise_persistent(self.health.failures)
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await news.wait()
-                except TimeoutError:
-                    return self._ended.is_set() and self._end_reached()
-        finally:
-            with self._news:
-                self._hearers.discard(hear)
-
-    def _end_reached(self) -> bool:
-        """Return True, or raise the error with which the consumer ended."""
-        if self._ended_by is not None:
-            raise copy(self._ended_by)
-        return True
+        return await self._end.await_(timeout)
 
     def _superseded(self, error: SubscriptionMismatch) -> None:
         """Shut down, since a subscription of a higher version is in force.
 
         Called on the connection's loop. Messages in flight are finished first.
         """
-        self._ended_by = error
+        self._end.error = error
         threading.Thread(target=self.shutdown, name=f"raymq-shutdown-{self.group}").start()
 
     @property
@@ -575,7 +524,7 @@ class PushConsumer(ClientBase):
 
     def _check_not_on_program_loop(self, what: str, remedy: str) -> None:
         runner = self._runner
-        if runner is not None and runner.is_on_program_loop and not runner.is_caller and not self._ended.is_set():
+        if runner is not None and runner.is_on_program_loop and not runner.is_caller and not self._end.is_reached:
             raise RuntimeError(f"the listener runs on this event loop, which {what}: {remedy}")
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
@@ -604,7 +553,7 @@ class PushConsumer(ClientBase):
         if self._starter == threading.get_ident():
             return  # a signal handler interrupted `start`, which shuts down when it goes on
         if self._runner is None:
-            self._has_ended()
+            self._end.reach()
         elif not self._runner.is_caller:
             stopping = self._stopping
             if stopping is not None:
@@ -612,7 +561,7 @@ class PushConsumer(ClientBase):
                 # after the handler returns, so the wait is bounded.
                 wait([stopping], timeout)
                 timeout = min(timeout, _REST_SECONDS)
-            self._ended.wait(timeout)
+            self._end.wait_only(timeout)
 
     def _begin_stop(self, consuming: Engine, timeout: float) -> Future[None]:
         try:
@@ -630,19 +579,7 @@ class PushConsumer(ClientBase):
             if self._runner is not None:
                 self._runner.close()
             self._mq.release(self)
-            self._has_ended()
-
-    def _has_ended(self) -> None:
-        self._ended.set()
-        self._tell()
-
-    def _tell(self) -> None:
-        with self._news:
-            self._told += 1
-            self._news.notify_all()
-            hearers = list(self._hearers)
-        for hear in hearers:
-            hear()
+            self._end.reach()
 
     async def ashutdown(self, timeout: float = 30.0) -> None:
         """Do `shutdown` for asyncio code."""
@@ -653,15 +590,16 @@ class PushConsumer(ClientBase):
 
         A consumer that runs belongs to the parent, with its queues, locks and commits, and is closed in the child.
         """
-        self._starting, self._ending, self._news = threading.Lock(), threading.RLock(), threading.Condition()
+        self._starting, self._ending = threading.Lock(), threading.RLock()
         self._starter = None
-        self._ended, self._hearers = threading.Event(), set()
+        error, self._end = self._end.error, ConsumerEnd(lambda: self.health.failures)
+        self._end.error = error
         if self._runner is not None:
             keep_for_parent((self._consuming, self._last_consuming, self._runner))
             self._consuming = self._last_consuming = self._runner = self._stopping = None
             self._closed = self._is_parents = True
         if self._closed:
-            self._ended.set()
+            self._end.reach()
         else:  # not started yet: the child may start it
             self._mq.adopt(self)
 
@@ -674,7 +612,7 @@ class PushConsumer(ClientBase):
 
         Return False if it still runs after `timeout` seconds.
         """
-        return self._ended.wait(timeout)
+        return self._end.wait_only(timeout)
 
     def _make_engine(self, runner: ListenerRunner) -> Engine:
         if not self._settings.pops:
@@ -688,7 +626,7 @@ class PushConsumer(ClientBase):
             raise asyncio.CancelledError
         attempt.task = asyncio.current_task()
         consuming = self._make_engine(runner)
-        consuming.supervisor.on_failure(self._tell)
+        consuming.supervisor.on_failure(self._end.notify)
         attempt.is_paused = self._paused
         if attempt.is_paused:
             consuming.pause()

@@ -29,11 +29,11 @@ from raymq.client.members.assignment_strategies import get_strategy
 from raymq.client.members.membership import Membership
 from raymq.client.members.queue_locks import QueueLockClient
 from raymq.client.members.tag_filter import TagFilter
+from raymq.client.push.call_results import SendBackClient
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.offset_committer import OffsetCommitter
-from raymq.client.push.offset_recovery import OffsetRecovery
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_assignment import (
     AwaitRunningCalls,
@@ -44,12 +44,11 @@ from raymq.client.push.queue_assignment import (
     LockQueues,
     OpenQueue,
     QueueAssignment,
+    QueueBackoffs,
     RebalanceResult,
     UnlockQueue,
 )
-from raymq.client.push.queue_backoff import QueueBackoffs
 from raymq.client.push.queue_fetcher import FetchIdentity, QueueFetcher
-from raymq.client.push.send_back_client import SendBackClient
 from raymq.client.push.start_offsets import StartOffsets
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime
@@ -77,7 +76,7 @@ class PushConsumerEngine:
         mq: Connection,
         settings: ConsumerSettings,
         runner: ListenerRunner,
-        on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None,
+        on_superseded: Callable[[SubscriptionMismatch], None],
     ) -> None:
         """Initialize the engine; `start` joins the group.
 
@@ -93,22 +92,7 @@ class PushConsumerEngine:
         self._filters = dict(settings.filters)
         if self._clustering:
             self._filters[retry_topic(settings.group)] = TagFilter.parse("*")
-        self._membership = Membership(
-            mq,
-            Member(
-                self._client_id,
-                settings.group,
-                {topic: each.subscription(topic) for topic, each in settings.filters.items()},
-                model=settings.model.value,
-                start=settings.consume_from.value,
-                version=settings.subscription_version,
-            ),
-            clock=boottime,
-            retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
-            owners=self._sticky,
-            on_found=self._topics_found,
-            on_superseded=self._superseded,
-        )
+        self._membership = self._make_membership()
         self._on_superseded = on_superseded
         self._strategy = get_strategy(settings.strategy)
         self.supervisor = Supervisor(f"consumer of {settings.group}")
@@ -127,12 +111,11 @@ class PushConsumerEngine:
         self.delivery = ConsumeMessageService(
             settings,
             runner,
-            send_back=SendBackClient(mq, settings.group, self.aside.add),
+            self.supervisor,
+            send_back=SendBackClient(mq, settings.group, on_given_up=self.aside.add, on_unreadable=self.pass_over),
             on_room=self._has_room,
             run_on_loop_thread=mq.run_on_loop_thread,
             gate=self._locks if self._locking else None,
-            supervisor=self.supervisor,
-            pass_over=self.pass_over,
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
@@ -152,13 +135,33 @@ class PushConsumerEngine:
             backoffs=self._backoffs,
             supervisor=self.supervisor,
             failing=self.failing_fetches,
-            unreadable=self._unreadable,
+            offsets=self._offsets,
+            owner=self,
         )
-        self._offset_recovery = OffsetRecovery(identity, self._fetcher, self._offsets, self, self.supervisor)
         self._rebalance_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         #: The tasks that renew the membership and the locks while calls with messages of our queues run.
         self._stays: list[asyncio.Task[None]] = []
+
+    def _make_membership(self) -> Membership:
+        settings = self._settings
+        member = Member(
+            self._client_id,
+            settings.group,
+            {topic: each.subscription(topic) for topic, each in settings.filters.items()},
+            model=settings.model.value,
+            start=settings.consume_from.value,
+            version=settings.subscription_version,
+        )
+        return Membership(
+            self._mq,
+            member,
+            clock=boottime,
+            retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
+            owners=self._sticky,
+            on_found=self._topics_found,
+            on_superseded=self._superseded,
+        )
 
     async def start(self) -> None:
         """Join the group and fix the start positions.
@@ -207,7 +210,6 @@ class PushConsumerEngine:
         self._fetcher.stop()
         for task in self._tasks:
             task.cancel()
-        self._offset_recovery.stop()
         try:
             await self.delivery.stop(timeout)
         finally:
@@ -454,9 +456,6 @@ class PushConsumerEngine:
         """Log and count a message that cannot be read. The messages after it are consumed."""
         _log.error("%s: the message at offset %d cannot be read and is passed over: %s", queue, offset, error)
         self.aside.add(queue, offset, error)
-
-    def _unreadable(self, process: ProcessQueue, error: BaseException) -> None:
-        self._offset_recovery.unreadable(process, error)
 
     def _has_room(self, process: ProcessQueue) -> None:
         self._fetcher.restart_fetch(process.queue)

@@ -12,28 +12,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, RayMQError, SubscriptionMismatch
 from raymq.actors.protocol import MessageQueue, SettleAction, SettleOutcome, SettleResult, TopicRoute
-from raymq.actors.sending.send_plan import is_unanswered
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import FetchFailures, SkippedMessages
 from raymq.client.message import ReceivedMessage
-from raymq.client.pop.pop_buffer import BufferedMessage
+from raymq.client.pop.pop_buffer import BufferedMessage, ReceiveCall
 from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
-from raymq.client.pop.pop_requests import PopRequests
-from raymq.client.pop.receive_call import ReceiveCall
-from raymq.client.pop.settlement_batcher import SettlementBatcher
+from raymq.client.pop.pop_requests import PopRequests, SettlementBatcher
+from raymq.client.push.call_results import SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.failures import CallFailure
+from raymq.client.push.lease_settler import LeaseSettler
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.message_leases import LeasedCall, MessageLease, MessageLeases
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.send_back_client import SendBackResult
 from raymq.client.push.start_offsets import StartOffsets
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime
@@ -48,8 +46,6 @@ _PARK_SECONDS: Final = 15.0
 _OUTCOME_SECONDS: Final = 0.25
 #: Messages that were leased ahead and have waited this long go to other members: the listener has become slow.
 _AHEAD_SECONDS: Final = 1.0
-#: How long to retry the announcement of a call while the broker does not respond.
-_BEGIN_SECONDS: Final = 5.0
 #: The least time for the last outcomes and leaving the group.
 _FAREWELL_SECONDS: Final = 1.0
 
@@ -82,7 +78,7 @@ class PushPopEngine:
         mq: Connection,
         settings: ConsumerSettings,
         runner: ListenerRunner,
-        on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None,
+        on_superseded: Callable[[SubscriptionMismatch], None],
     ) -> None:
         """Initialize the engine; `start` joins the group.
 
@@ -91,7 +87,7 @@ class PushPopEngine:
         """
         self._mq = mq
         self._settings = settings
-        requests = PopRequests(
+        pops = PopRequests(
             mq,
             settings.group,
             settings.filters,
@@ -103,7 +99,7 @@ class PushPopEngine:
             mq,
             settings.group,
             settings.filters,
-            requests,
+            pops,
             waits=settings.missing_topics == "wait",
             retry_max_times=settings.max_reconsume_times,
             owner="consumer",
@@ -115,14 +111,15 @@ class PushPopEngine:
         self.aside = SkippedMessages()
         #: The brokers that do not respond to pops.
         self.failing_fetches = FetchFailures(time.monotonic)
-        self._settling = SettlementBatcher(mq, settings.group, self._pop_engine.topics)
         self._leases = MessageLeases(boottime, settings.threads, settings.batch_size, settings.lease)
+        requests = SettlementBatcher(mq, settings.group, self._pop_engine.topics)
+        self._settler = LeaseSettler(requests, self._leases, settings.lease_ms, self.supervisor)
         self.delivery = ConsumeMessageService(
             settings,
             runner,
+            self.supervisor,
             send_back=self._retry,
             on_room=lambda _: None,
-            supervisor=self.supervisor,
         )
         self._queues: dict[MessageQueue, _LeasedQueue] = {}
         #: Set when more messages may be popped than before.
@@ -135,8 +132,6 @@ class PushPopEngine:
         #: The messages that were finished in this turn of the loop, by call, with the futures of their
         #: acknowledgements.
         self._acks: dict[LeasedCall, list[tuple[MessageLease, asyncio.Future[SettleResult]]]] = {}
-        #: The tasks of settlements that `stop` awaits.
-        self._under_way: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Join the group and fix the start positions.
@@ -174,10 +169,11 @@ class PushPopEngine:
             left = max(deadline - time.monotonic(), _FAREWELL_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left / 2):
-                    await self._settled()
+                    await self._settler.idle()
         finally:
-            for task in [*self._stays, *self._under_way]:
+            for task in self._stays:
                 task.cancel()
+            self._settler.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             await self._pop_engine.stop(max(deadline - time.monotonic(), _FAREWELL_SECONDS) / 2)
@@ -265,7 +261,7 @@ class PushPopEngine:
         target = leases.free * settings.batch_size
         if settings.prefetch is not None:
             target = max(target, settings.prefetch)
-        elif self.delivery.pace.is_quick:
+        elif self.delivery.latency.is_quick:
             target = settings.threads * settings.batch_size
         return min(target, settings.fetched_messages) - leases.waiting
 
@@ -282,7 +278,7 @@ class PushPopEngine:
         leases = [self._leases.add(each.message, each.late_at) for each in popped]
         if self._paused or self._stopping:
             self._leases.take_unstarted()
-            self._give_back(leases)
+            self._settler.give_back(leases)
         self._pump()
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -299,7 +295,7 @@ class PushPopEngine:
                 if self._leases.ahead and until is not None:
                     self._pump_in(until - boottime())
                 break
-            self._spawn(self._begin(call))
+            self._settler.spawn(self._begin(call))
             if self._settings.rate_limit is not None:
                 break  # the next call begins when this one has used its tokens
         if self._wanted() > 0:
@@ -318,13 +314,13 @@ class PushPopEngine:
         leases, is_begun = list(call.leases.values()), False
         try:
             if not all(lease.is_begun for lease in leases):
-                for lease, is_ours in zip(leases, await self._say_begun(leases), strict=True):
+                for lease, is_ours in zip(leases, await self._settler.announce(leases), strict=True):
                     if not is_ours:
                         self._leases.ended(call, lease.place)
             is_begun = not (self._paused or self._stopping)
         finally:
             if not is_begun:
-                self._give_back(call.leases.values())
+                self._settler.give_back(call.leases.values())
                 call.leases.clear()
             call.begun_at = boottime()
             self._over(call)
@@ -337,32 +333,6 @@ class PushPopEngine:
             self.delivery.take_over(lent)
         self.delivery.add(self._queues[queue], [lease.message for lease in remaining], [0] * len(remaining))
         self._pump()
-
-    async def _say_begun(self, leases: Sequence[MessageLease]) -> list[bool]:
-        """Announce a call to its broker.
-
-        Return for each message whether this consumer still has its lease.
-        """
-        deadline = boottime() + min(_BEGIN_SECONDS, self._settings.lease)
-        backoff = Backoff(first=0.1, cap=1.0)
-        while True:
-            asked_at = boottime()
-            try:
-                outcomes = await asyncio.gather(
-                    *(
-                        self._settling.settle(lease.message, SettleAction.RUN, self._settings.lease_ms)
-                        for lease in leases
-                    )
-                )
-            except RayMQError as error:
-                _log.debug("begin of a call: %s", error)
-                if boottime() >= deadline or not error.retriable:
-                    return [False] * len(leases)
-                await asyncio.sleep(backoff.next_delay())
-                continue
-            for lease in leases:
-                self._leases.renewed(lease, asked_at)
-            return [result.outcome is not SettleOutcome.STALE for result in outcomes]
 
     def _finished(self, queue: MessageQueue, offset: int) -> None:
         """Acknowledge a message that succeeded, unless its outcome was settled already."""
@@ -377,8 +347,8 @@ class PushPopEngine:
         if call not in self._acks:
             self._acks[call] = []
             call.unsettled += 1
-            self._spawn(self._acknowledged(call))
-        self._acks[call] += [(each, self._settling.settle(each.message, SettleAction.ACK)) for each in done]
+            self._settler.spawn(self._acknowledged(call))
+        self._acks[call] += [(each, self._settler.acknowledge(each)) for each in done]
         self._free_soon(call)
         if call.is_ending:
             self._pump()
@@ -393,7 +363,7 @@ class PushPopEngine:
             if acks:
                 await asyncio.wait([request for _, request in acks])
             open_ones = [
-                self._end(lease, SettleAction.ACK, request=request)
+                self._settler.settle(lease, SettleAction.ACK, request=request)
                 for lease, request in acks
                 if request.exception() is not None or request.result().outcome is SettleOutcome.STALE
             ]
@@ -418,7 +388,7 @@ class PushPopEngine:
         try:
             result = None
             if not message.lease_lost:
-                result = await self._end(lease, SettleAction.RETRY, failure.level, failure.reason)
+                result = await self._settler.settle(lease, SettleAction.RETRY, failure.level, failure.reason)
             if result is None or result.outcome is SettleOutcome.STALE:  # it is delivered again, whatever this call did
                 return SendBackResult()
             is_dead = result.outcome is SettleOutcome.DEAD
@@ -442,112 +412,29 @@ class PushPopEngine:
             if not self._stopping:
                 self._pump()
 
-    async def _end(
-        self,
-        lease: MessageLease,
-        action: SettleAction,
-        argument: int = 0,
-        reason: str = "",
-        request: asyncio.Future[SettleResult] | None = None,
-    ) -> SettleResult | None:
-        """Settle a message, with retries until its lease ends.
-
-        Return None if it was not settled.
-
-        Args:
-            request: the future of the first attempt, if it was made already.
-        """
-        backoff = Backoff(first=0.1, cap=1.0)
-        is_unknown = False
-        while True:
-            try:
-                result = await (request or self._settling.settle(lease.message, action, argument, reason))
-            except RayMQError as error:
-                request, is_unknown = None, is_unknown or is_unanswered(error)
-                if boottime() >= lease.ends_at or not error.retriable:
-                    _log.debug("%s of %s: %s", action.name, lease.place, error)
-                    return None
-                await asyncio.sleep(backoff.next_delay())
-                continue
-            # Otherwise an attempt without a response may have settled it.
-            if result.outcome is SettleOutcome.STALE and not is_unknown and action is not SettleAction.RETURN:
-                _log.warning("%s was settled after the end of its lease: it comes again", _named(lease))
-            return result
-
     # -- giving back ---------------------------------------------------------------------------------------------
 
     def _give_all_back(self) -> None:
         """Return every message with which no call of the listener has begun."""
-        self._give_back(self._leases.take_unstarted())
+        self._settler.give_back(self._leases.take_unstarted())
         for queue in self._queues.values():
             for message in queue.take(queue.ready):
                 found = self._leases.running((message.queue, message.queue_offset))
                 if found is not None:
                     call, lease = found
                     self._leases.ended(call, lease.place)
-                    self._give_back([lease])
+                    self._settler.give_back([lease])
                     self._over(call)
-
-    def _give_back(self, leases: Iterable[MessageLease]) -> None:
-        for lease in leases:
-            self._spawn(self._end(lease, SettleAction.RETURN))
-
-    async def _settled(self) -> None:
-        """Wait until the brokers have responded to all settlements."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
-        await self._settling.idle()
 
     # -- leases --------------------------------------------------------------------------------------------------
 
     async def _keep_leases(self) -> None:
         """Renew the leases that are due, with one request per broker, and record lost ones."""
         if self._settings.prefetch is None and not self._leases.free:
-            self._give_back(self._leases.take_unstarted(boottime() - _AHEAD_SECONDS))
-        for lease in self._leases.over():
-            self._lose(lease)
-        ahead, running = self._leases.due()
-        for lease in ahead:
-            self._renew(lease, SettleAction.HOLD)
-        for lease in running:
-            self._renew(lease, SettleAction.RUN)
-
-    def _renew(self, lease: MessageLease, action: SettleAction) -> None:
-        asked_at = boottime()
-        lease.is_renewing = True
-        lease.is_begun = action is SettleAction.RUN
-
-        def done(answer: asyncio.Future[SettleResult]) -> None:
-            lease.is_renewing = False
-            if answer.cancelled() or answer.exception() is not None:
-                return  # it is still due until it expires
-            if answer.result().outcome is SettleOutcome.STALE:
-                self._lose(lease)
-            else:
-                self._leases.renewed(lease, asked_at)
-
-        self._settling.settle(lease.message, action, self._settings.lease_ms).add_done_callback(done)
-
-    def _lose(self, lease: MessageLease) -> None:
-        """Record that a lease is lost. Another member may have the message by now."""
-        receipt = lease.message.receipt
-        found = self._leases.running(lease.place)
-        if found is not None and found[1] is lease and receipt is not None and not receipt.is_lost:
-            receipt.is_lost = True
-            _log.warning("the lease of %s was lost while its call runs: another member may get it", _named(lease))
-        self._leases.drop(lease)
+            self._settler.give_back(self._leases.take_unstarted(boottime() - _AHEAD_SECONDS))
+        self._settler.renew_due()
 
     # -- duties --------------------------------------------------------------------------------------------------
 
     async def _expire_calls(self) -> None:
         self.delivery.expire_calls()
-
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        task = self.supervisor.once("settling of messages", work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
-
-def _named(lease: MessageLease) -> str:
-    queue, offset = lease.place
-    return f"message {lease.message.message_id} ({queue}, offset {offset})"

@@ -19,11 +19,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from raymq.actors.backoff import Backoff
 from raymq.actors.protocol import MessageQueue
-from raymq.client.push.queue_backoff import QueueBackoffs
 
 #: How long the routes are checked every second for a broker that disappeared from them. A restart takes 2 s.
 RETURN_SECONDS: Final = 60.0
+#: The first and the longest pause of a queue that cannot be read.
+FIRST_SECONDS: Final = 0.2
+LONGEST_SECONDS: Final = 5.0
 
 
 class Stage(enum.Enum):
@@ -152,6 +155,42 @@ class UnlockQueue:
 
 
 Instruction = LockQueues | FindStartOffset | OpenQueue | DropQueue | AwaitRunningCalls | CommitFinal | UnlockQueue
+
+
+class QueueBackoffs:
+    """The queues of one consumer that are skipped for a while, each after failures of its own.
+
+    `clock` is monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._backoffs: dict[MessageQueue, Backoff] = {}
+        self._not_before: dict[MessageQueue, float] = {}
+
+    def failed(self, queue: MessageQueue) -> float:
+        """Record that a queue could not be read, and return its pause in seconds."""
+        backoff = self._backoffs.get(queue)
+        if backoff is None:
+            backoff = self._backoffs[queue] = Backoff(first=FIRST_SECONDS, cap=LONGEST_SECONDS)
+        delay = backoff.next_delay()
+        self._not_before[queue] = self._clock() + delay
+        return delay
+
+    def succeeded(self, queue: MessageQueue) -> None:
+        """Forget the failures of a queue that was read or now belongs to another member."""
+        self._backoffs.pop(queue, None)
+        self._not_before.pop(queue, None)
+
+    def queues(self) -> list[MessageQueue]:
+        """Return the queues with recorded failures."""
+        return list(self._backoffs)
+
+    def is_due(self, queue: MessageQueue) -> bool:
+        """Return True if a queue may be tried."""
+        if not self._not_before:
+            return True
+        return self._not_before.get(queue, 0.0) <= self._clock()
 
 
 class QueueAssignment:
@@ -387,10 +426,3 @@ class QueueAssignment:
 
     def _miss(self) -> None:
         self._missed_until = self._clock() + RETURN_SECONDS
-
-    def validate(self) -> None:
-        """Assert the invariants, after every unit test."""
-        of_locks = {Stage.LOCKING, Stage.WAITING, Stage.ENDING, Stage.UNLOCKING}
-        assert self._locking or not of_locks & set(self._stages.values())
-        assert self._vanished <= self.at(Stage.ENDING)
-        assert not self._unsaved.keys() & self.at(Stage.OPEN), "an open queue has an unsaved position"

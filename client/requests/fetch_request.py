@@ -26,18 +26,8 @@ CHUNK_BYTES = MAX_ANSWER_BYTES
 #: Bytes of one answer: about what a socket buffers while the previous answer is processed, and what fits into a
 #: processor's caches.
 ANSWER_BYTES = 4 * 1024 * 1024
-#: The time for an answer after the time for which the request may be parked,
+#: The time for an answer after the time for which the request may be parked.
 ANSWER_SECONDS = 10.0
-#: ... and the least time for it, however short the caller's time-out is.
-_LEAST_ANSWER_SECONDS = 2.0
-
-
-def answer_seconds(timeout: float) -> float:
-    """Return the time for an answer after the caller's time-out: as long again.
-
-    It is bounded on both sides. With it a broker that hangs is detected soon.
-    """
-    return min(ANSWER_SECONDS, max(_LEAST_ANSWER_SECONDS, timeout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,6 @@ async def fetch(
     bodies: bool = True,
     on_early_answer: StreamedAnswers | None = None,
     on_epoch: Callable[[int], None] | None = None,
-    answer_within: float = ANSWER_SECONDS,
 ) -> list[Fetched]:
     """Fetch several queues of one broker with one request.
 
@@ -87,8 +76,6 @@ async def fetch(
 
     With a `group` the broker counts the fetch for the group, and a queue in which the group was reset has the error
     OffsetReset; the broker records the group's `member` as the owner of the queues.
-
-    The answer may take `answer_within` seconds longer than the request may be parked.
 
     `on_epoch` is called with the broker's recovery epoch before this returns: the next fetch has to name it. If a queue
     names an older epoch, and the broker's log has lost records since that its reader has read, the queue has the error
@@ -108,7 +95,7 @@ async def fetch(
     command = fetch_command(session, specs, *limits, group, member, check_crc=check_crc, goes_on=goes_on, bodies=bodies)
     topics = (spec.topic for spec in specs)
     answer = await request_via_topics(
-        mq, topics, broker, command, wait_seconds + answer_within, on_early_answer=on_early_answer
+        mq, topics, broker, command, wait_seconds + ANSWER_SECONDS, on_early_answer=on_early_answer
     )
     if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
         on_epoch(epoch)

@@ -12,6 +12,7 @@ that is another one.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import socket
@@ -50,14 +51,18 @@ from tests.bench.foreign_consumers import (  # the same work for all of them
     MESSAGES,
     PACE_PER_SECOND,
     PACED,
+    POLLED,
     QUEUES,
     ROUNDS,
     TIMEOUT,
 )
 
 SIZES = (100, 1024)
+#: Small polls: how many, and of how many messages.
+SMALL_POLLS = 1_000
+SMALL = 32
 #: What a push consumer takes of them,
-PUSHED = 50_000
+PUSHED = POLLED
 #: and what one takes that has them lent: of those that come one at a time fewer, for each costs a round trip.
 LENT = {32: 20_000, 1: 2_000}
 
@@ -87,6 +92,8 @@ RATIOS = (
     ("fetch_table", ("baseline: Kafka", "baseline: RabbitMQ"), 2.0),
     ("fetch_table", ("baseline: socket",), 0.6),
     ("fetch_table", ("baseline: unpaced socket",), 0.6),
+    ("PushConsumer, one at a time", ("baseline: aiokafka",), 1.0),
+    ("PushConsumer, one at a time", ("baseline: Kafka, poll",), 0.25),
 )
 
 
@@ -190,9 +197,23 @@ def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int, *, besid
         drains = {name: partial(drain, getattr(consumer, name)) for name in ("fetch_table", "poll")}
         _rates(bench, size, (_sockets(size) if beside_a_socket else {}) | drains, far)
 
+        def small() -> None:
+            consumer.seek(queues[0], 0)
+            for _ in range(SMALL_POLLS):
+                assert len(consumer.poll(queues[0], SMALL, 0.0)) == SMALL
+
+        async def small_on_loop() -> None:
+            await consumer.aseek(queues[0], 0)
+            for _ in range(SMALL_POLLS):
+                assert len(await consumer.apoll(queues[0], SMALL, 0.0)) == SMALL
+
+        # By the thread over its own socket, and by the event loop.
+        _rate(bench, f"poll({SMALL}), {size} B", SMALL_POLLS * SMALL, small, far)
+        _rate(bench, f"apoll({SMALL}), {size} B", SMALL_POLLS * SMALL, lambda: asyncio.run(small_on_loop()), far)
+
 
 def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
-    for batch_size, ordered in ((32, False), (1, False), (32, True)):
+    for batch_size, ordered in ((32, False), (1, False), (32, True), (1, True)):
         groups = iter(range(ROUNDS + 1))
 
         def drain(batch_size: int = batch_size, ordered: bool = ordered, groups: object = groups) -> None:

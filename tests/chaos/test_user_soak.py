@@ -113,7 +113,7 @@ class VirtualCluster:
 
         settings = ConsumerSettings(group, {"t": TagFilter.parse("*")})
         while True:
-            consuming = PushConsumerEngine(self.mq, settings, ListenerRunner(listener))
+            consuming = PushConsumerEngine(self.mq, settings, ListenerRunner(listener), lambda _: None)
             try:
                 await consuming.start()
             except RayMQError:

@@ -88,7 +88,7 @@ def test_ordered_consumer_keeps_locks_until_last_call_ends(mq: Connection, admin
     assert consuming is not None
     with ThreadPoolExecutor(1) as threads:
         stopping = threads.submit(consumer.shutdown, 60.0)
-        poll_until(lambda: consuming.delivery._stopping)
+        poll_until(lambda: consuming.delivery._caller.stopping)
         mq.run(_yield_to_loop())  # after this the cancelled tasks have ended
         works = set(consuming.supervisor.works)
         go_on.set()

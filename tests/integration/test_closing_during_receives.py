@@ -28,7 +28,7 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
 )
-from raymq.client.pop.receive_call import ReceiveCall
+from raymq.client.pop.pop_buffer import ReceiveCall
 from tests.broker_process import BrokerProcess
 from tests.integration.conftest import Services
 from tests.polling import poll_until

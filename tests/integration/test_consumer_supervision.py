@@ -33,15 +33,14 @@ from raymq.client.pop import pop_requests
 from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
 from raymq.client.push import push_consumer_engine as consuming
 from raymq.client.push import queue_fetcher
+from raymq.client.push.call_results import SendBackClient
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.delivery_order import ConcurrentDelivery
-from raymq.client.push.listener_latency import ListenerLatency
+from raymq.client.push.listener_runs import ListenerLatency
 from raymq.client.push.message_leases import MessageLeases
-from raymq.client.push.offset_recovery import OffsetRecovery
 from raymq.client.push.push_consumer_engine import PushConsumerEngine
 from raymq.client.push.push_pop_engine import PushPopEngine
-from raymq.client.push.queue_fetcher import QueueFetcher
-from raymq.client.push.send_back_client import SendBackClient
+from raymq.client.push.queue_fetcher import OffsetRecovery, QueueFetcher
 from raymq.client.requests.offset_requests import OffsetRequests
 from tests.integration.conftest import Services
 from tests.integration.recording_listener import RecordingListener

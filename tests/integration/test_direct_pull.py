@@ -149,7 +149,7 @@ def test_unreferenced_pull_consumer_leaves_no_socket(mq: Connection, services: S
         made.seek(QUEUE, 0)
         for _ in range(2):  # the first poll may have to look up the route
             made.poll(QUEUE, timeout=0.3)
-        assert made._direct._channels
+        assert made._fetcher._channels
 
     read()
     poll_until(lambda: not mq.channels._open)

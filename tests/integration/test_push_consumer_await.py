@@ -34,7 +34,7 @@ def test_cancelled_wait_does_not_block_loop_shutdown(consumer: PushConsumer) -> 
         program.start()
         program.join(20)
         assert not program.is_alive()
-        assert not consumer._hearers
+        assert not consumer._end._listeners
 
 
 def test_wait_ends_with_consumer_or_timeout(consumer: PushConsumer) -> None:

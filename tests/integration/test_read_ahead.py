@@ -14,7 +14,7 @@ import pytest
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
-from raymq.client.requests.prefetch_table import MAX_PREFETCHED_QUEUES
+from raymq.client.pull.pull_fetcher import MAX_PREFETCHED_QUEUES
 from tests.integration.conftest import Services
 from tests.integration.pulling import consumer_before_messages
 from tests.polling import poll_until
@@ -96,11 +96,11 @@ def test_queues_and_poll_methods_can_alternate(consumer: PullConsumer, mq: Conne
     for first in range(0, 20, 10):
         for queue in (QUEUE, other):
             assert poll_in_thread(consumer, 10, queue) == list(range(first, first + 10))
-    assert list(consumer._direct._ahead) == [QUEUE, other]
+    assert list(consumer._fetcher.ahead) == [QUEUE, other]
     assert poll_in_asyncio(consumer, 5) == list(range(20, 25))
-    assert consumer._pull_engine._ahead.holds(QUEUE)
+    assert list(consumer._fetcher.ahead) == [other, QUEUE]
     assert poll_in_thread(consumer, 5) == list(range(25, 30))
-    poll_until(lambda: not consumer._pull_engine._ahead.holds(QUEUE), 5)
+    assert list(consumer._fetcher.ahead) == [other]
     assert poll_in_thread(consumer, 10, other) == list(range(20, 30))
 
 
@@ -119,7 +119,6 @@ def test_read_ahead_is_limited_and_cleared_on_close(
     consumer: PullConsumer, mq: Connection, admin: Admin, offsets: Offsets
 ) -> None:
     queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MAX_PREFETCHED_QUEUES + 2)]
-    begun = consumer._direct._ahead if offsets is poll_in_thread else consumer._pull_engine._ahead._ahead
     for queue in queues:
         admin.create_topic(queue.topic, queues=1)
         with Producer(mq, "p") as producer:
@@ -127,6 +126,6 @@ def test_read_ahead_is_limited_and_cleared_on_close(
                 producer.send(Message(queue.topic, b"x"), queue=queue)
         consumer.seek(queue, 0)
         assert offsets(consumer, 1, queue) == [0]
-    assert list(begun) == queues[-MAX_PREFETCHED_QUEUES:]
+    assert list(consumer._fetcher.ahead) == queues[-MAX_PREFETCHED_QUEUES:]
     consumer.close()
-    assert not begun
+    assert not list(consumer._fetcher.ahead)

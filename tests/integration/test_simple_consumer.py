@@ -28,7 +28,7 @@ from raymq.client import (
     SubscriptionMismatch,
     TopicNotFound,
 )
-from raymq.client.pop.receive_call import ReceiveCall
+from raymq.client.pop.pop_buffer import ReceiveCall
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 

@@ -36,7 +36,7 @@ from raymq.actors.wire.headers.pop_headers import PopMessage
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import steps_handler, stepwise
 from raymq.client import Message
-from raymq.client.requests.queue_batches import QueueBatches
+from raymq.client.push.queue_fetcher import QueueBatches
 from raymq.storage.cooperative_steps import Steps, map_steps
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock

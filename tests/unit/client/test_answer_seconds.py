@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.requests.fetch_request import answer_seconds
+from raymq.client.pull.pull_fetcher import answer_seconds
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client.push.queue_assignment import (
+    LONGEST_SECONDS,
     RETURN_SECONDS,
     AwaitRunningCalls,
     CommitFinal,
@@ -18,12 +19,13 @@ from raymq.client.push.queue_assignment import (
     LockQueues,
     OpenQueue,
     QueueAssignment,
+    QueueBackoffs,
     RebalanceResult,
     Stage,
     UnlockQueue,
 )
-from raymq.client.push.queue_backoff import LONGEST_SECONDS, QueueBackoffs
 from tests.unit.actors.clock import FakeClock
+from tests.unit.client.invariants import check_assignment
 
 Q, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "c", 1)
 Event = Callable[[QueueAssignment], list[Instruction]]
@@ -129,7 +131,7 @@ def test_events_at_each_stage_follow_the_table(locking: bool, stage: Stage | Non
     found = at_stage(stage, locking=locking)
     instructions = EVENTS[event](found)
     assert (instructions, found.stage(Q)) == TABLE.get((locking, stage, event), ([], stage))
-    found.validate()
+    check_assignment(found)
 
 
 @pytest.mark.parametrize("answer", ["lock given", "lock not given"])
@@ -203,7 +205,7 @@ def test_start_offset_of_a_returning_queue(
     found.final_commit_done(Q, was, told=3, saved=saved)
     found.rebalance_queues(rebalance_result(Q, OTHER))
     assert found.start_found(Q, *start) == [opened]
-    found.validate()
+    check_assignment(found)
 
 
 def test_queue_back_from_another_member_uses_broker_offset() -> None:

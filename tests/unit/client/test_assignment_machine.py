@@ -36,12 +36,13 @@ from raymq.client.push.queue_assignment import (
     LockQueues,
     OpenQueue,
     QueueAssignment,
+    QueueBackoffs,
     RebalanceResult,
     Stage,
     UnlockQueue,
 )
-from raymq.client.push.queue_backoff import QueueBackoffs
 from tests.unit.actors.clock import FakeClock
+from tests.unit.client.invariants import check_assignment
 
 QUEUES = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
 #: The outcome of a request: success, the request is lost, or its answer is lost.
@@ -421,7 +422,7 @@ class Group(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.brokers.validate()
         for member in self.members:
-            member.assignment.validate()
+            check_assignment(member.assignment)
             assert set(member.open) == member.assignment.at(Stage.OPEN)
             ways_out = member.assignment.at(Stage.ENDING, Stage.COMMITTING)
             assert member.uncommitted <= ways_out, "it is not ours any more, and its last commit was not tried"

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from raymq.client.push.circuit_breaker import (
+from raymq.client.push.call_limits import (
     FIRST_PROBE_SECONDS,
     LONGEST_PROBE_SECONDS,
     OUTAGE_FAILURES,
     WINDOW_OUTCOMES,
     CircuitBreaker,
+    TokenBucket,
 )
-from raymq.client.push.token_bucket import TokenBucket
 
 
 @dataclass

@@ -13,11 +13,11 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.queue_allocation import average
 from raymq.client import ConsumeResult, InvalidInput, Retry
 from raymq.client.members.tag_filter import TagFilter, parse_subscriptions
-from raymq.client.push.fetch_window import MAX_MESSAGES, MAX_SPAN
 from raymq.client.push.listener import ListenerRunner, read_answer
-from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.process_queue import MAX_MESSAGES, MAX_SPAN, ProcessQueue
 from raymq.storage.records.java_hash import tags_code
 from tests.received_messages import levels_of, message
+from tests.unit.client.invariants import check_process_queue
 
 OK, LATER = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
 
@@ -101,7 +101,7 @@ def test_commit_offset_waits_for_the_lowest_in_flight() -> None:
     process.finish(13)
     assert process.commit_offset == 20
     process.finish(13)
-    process.validate()
+    check_process_queue(process)
 
 
 def test_process_queue_reports_room_for_fetches() -> None:
@@ -119,7 +119,7 @@ def test_process_queue_reports_room_for_fetches() -> None:
     assert process.has_room
     process.next_offset = MAX_SPAN
     assert not process.has_room
-    process.validate()
+    check_process_queue(process)
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=40), st.randoms())
@@ -133,7 +133,7 @@ def test_commit_offset_never_passes_an_unfinished_message(offsets: list[int], rn
     before = process.commit_offset
     while waiting:
         process.finish(waiting.pop())
-        process.validate()
+        check_process_queue(process)
         assert process.commit_offset >= before
         assert all(process.commit_offset <= offset for offset in waiting)
         before = process.commit_offset

@@ -10,15 +10,16 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervisor import Supervisor
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.call_results import SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
-from raymq.client.push.listener_latency import ListenerLatency
+from raymq.client.push.listener_runs import ListenerLatency
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.send_back_client import SendBackResult
 from tests.polling import poll_until
 from tests.received_messages import QUEUE, message
 
@@ -37,7 +38,11 @@ class Bench:
         self._ended = threading.Semaphore(0)
         settings = ConsumerSettings("g", {"t": TagFilter.parse("*")}, ordered=ordered, threads=1)
         self.delivery = ConsumeMessageService(
-            settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=self.room.append
+            settings,
+            ListenerRunner(self._listen),
+            Supervisor("consumer of g"),
+            send_back=self._send_back,
+            on_room=self.room.append,
         )
         self.delivery._makes_runs = False  # see test_listener_runs.py
         self.process = self.delivery.open(QUEUE, 0)
@@ -122,7 +127,7 @@ def test_failure_is_logged_before_the_broker_answers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log entry waits only a moment for the broker's answer."""
-    monkeypatch.setattr("raymq.client.push.consume_message_service._ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("raymq.client.push.call_results._ANSWER_SECONDS", 0.0)
 
     async def scenario(bench: Bench) -> None:
         is_back = asyncio.Event()
@@ -131,7 +136,7 @@ def test_failure_is_logged_before_the_broker_answers(
             await is_back.wait()
             return SendBackResult()
 
-        bench.delivery._send_back = send_back
+        bench.delivery._results._send_back = send_back
         bench.answer = ValueError("no such account")
         bench.add(0)
         bench.end_a_call()
@@ -252,7 +257,7 @@ def test_call_without_a_valid_lock_waits_and_runs_once(shut_when: str) -> None:
     """Fault 13.19: the lock is checked right before the call, not only at the handover."""
 
     async def scenario(bench: Bench) -> None:
-        gate = bench.delivery._gate = FakeGate()
+        gate = bench.delivery._caller.gate = FakeGate()
         other = MessageQueue("t", "b", 1)
         process = bench.delivery.open(other, 0)
         bench.add(0)  # occupies the only thread
@@ -293,7 +298,7 @@ class LoopThreadBench(Bench):
         return not self.refuses
 
     def add_one(self, offset: int) -> None:
-        self.delivery.add_one(self.process, message(offset), 10)
+        self.add(offset)
 
     def run_loop_thread_call(self) -> None:
         self._go_on.release()
@@ -316,9 +321,9 @@ def test_quick_listener_gets_single_messages_on_the_loop_thread() -> None:
         bench.add_one(0)
         assert not bench.loop_thread_calls, "nobody knows yet that it is quick"
         bench.end_a_call()
-        bench.delivery.pace = ListenerLatency(lambda: 0.0)
+        bench.delivery.latency = ListenerLatency(lambda: 0.0)
         for offset in range(1, 60):
-            bench.delivery.pace.took(0.0)
+            bench.delivery.latency.took(0.0)
             bench.add_one(offset)
             assert len(bench.loop_thread_calls) == 1
             bench.run_loop_thread_call()
@@ -332,20 +337,20 @@ def test_quick_listener_gets_single_messages_on_the_loop_thread() -> None:
 
 def test_slow_or_concurrent_calls_run_on_listener_threads() -> None:
     async def scenario(bench: LoopThreadBench) -> None:
-        bench.delivery.pace.took(1.0)
+        bench.delivery.latency.took(1.0)
         bench.add_one(0)
         bench.end_a_call()
-        bench.delivery.pace = ListenerLatency(lambda: 0.0)
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency = ListenerLatency(lambda: 0.0)
+        bench.delivery.latency.took(0.0)
         bench.add(1, 2)
         bench.end_a_call()
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.add_one(3)
         assert not bench.loop_thread_calls, "another call runs"
         bench.end_a_call()
         bench.end_a_call()
         bench.refuses = True
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.add_one(4)
         bench.end_a_call()
         assert bench.begun == [0, 1, 2, 3, 4]
@@ -355,7 +360,7 @@ def test_slow_or_concurrent_calls_run_on_listener_threads() -> None:
 
 def test_loop_thread_call_counts_towards_the_thread_limit() -> None:
     async def scenario(bench: LoopThreadBench) -> None:
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.add_one(0)
         bench.add(1, 2)
         assert (len(bench.loop_thread_calls), bench.process.ready) == (1, 2), "of one thread"
@@ -371,7 +376,7 @@ def test_loop_thread_call_counts_towards_the_thread_limit() -> None:
 def test_failed_loop_thread_call_is_sent_back() -> None:
     async def scenario(bench: LoopThreadBench) -> None:
         bench.answer = ValueError()
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.add_one(0)
         bench.run_loop_thread_call()
         await run_loop_callbacks()
@@ -382,23 +387,22 @@ def test_failed_loop_thread_call_is_sent_back() -> None:
 
 def test_paused_or_dropped_queue_gets_no_loop_thread_call() -> None:
     async def scenario(bench: LoopThreadBench) -> None:
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.delivery.pause()
         bench.add_one(0)
         assert (bench.loop_thread_calls, bench.process.ready) == ([], 1)
         bench.delivery.resume()
         bench.end_a_call()
         bench.delivery.settle()
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.delivery.drop(QUEUE)
-        assert not bench.delivery._direct
 
     run_with_loop_thread_calls(scenario)
 
 
 def test_ordered_queue_gets_no_loop_thread_call() -> None:
     async def scenario(bench: LoopThreadBench) -> None:
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.add_one(0)
         assert not bench.loop_thread_calls
         bench.end_a_call()
@@ -409,7 +413,7 @@ def test_ordered_queue_gets_no_loop_thread_call() -> None:
 
 def test_stop_waits_for_a_loop_thread_call() -> None:
     async def scenario(bench: LoopThreadBench) -> None:
-        bench.delivery.pace.took(0.0)
+        bench.delivery.latency.took(0.0)
         bench.add_one(0)
         stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
         await run_loop_callbacks()
@@ -425,10 +429,10 @@ def test_call_ends_despite_errors_outside_the_listener() -> None:
     """An internal error may follow the listener's answer, on the loop's thread or a listener's."""
 
     async def scenario(bench: Bench) -> None:
-        def fails(_: float) -> None:
+        def fails(*_: float) -> None:
             raise OverflowError("around the call")
 
-        bench.delivery.pace.took = fails  # type: ignore[method-assign]
+        bench.delivery.latency.took = fails  # type: ignore[method-assign]
         for offset in range(3):
             bench.add(offset)
             bench.end_a_call()
@@ -445,14 +449,13 @@ def test_thousands_of_slow_calls_overflow_no_wait() -> None:
     """An unbounded exponential wait overflows after about a thousand slow calls."""
 
     async def scenario(bench: Bench) -> None:
-        bench.delivery._clock = iter(range(10**6)).__next__  # type: ignore[assignment] # each call takes a second
+        bench.delivery._caller._clock = iter(range(10**6)).__next__  # type: ignore[assignment] # each call takes a second
         for offset in range(3_000):
             bench.add(offset)
             bench.end_a_call()
         bench.delivery.settle()
         assert bench.finished
         assert bench.delivery._supervisor.failures == []
-        bench.delivery._clock = asyncio.get_running_loop().time
 
     run(scenario)
 

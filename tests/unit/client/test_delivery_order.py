@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.delivery_order import ConcurrentDelivery, OrderedDelivery
-from raymq.client.push.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
-from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.process_queue import MAX_PARKED, MAX_SPAN_PARKED, ProcessQueue
 from tests.received_messages import QUEUE, call_failures, message
+from tests.unit.client.invariants import check_process_queue
 
 RETRY_SECONDS = 1.0
 
@@ -105,7 +105,7 @@ def test_parked_key_waits_in_order_while_other_keys_continue() -> None:
         decision = order.done(batch, call_failures(0 if bad else None), now)
         for finished in decision.finished:
             order.process.finish(finished.queue_offset)
-        order.process.validate()
+        check_process_queue(order.process)
     assert seen == [(0, 0), (1, 0), (3, 0), (5, 0), (0, 1), (0, 2), (2, 0), (4, 0)]
     assert order.process.commit_offset == 6
 
@@ -152,7 +152,7 @@ def test_parked_messages_block_no_others_up_to_max_parked() -> None:
                 process.finish(finished.queue_offset)
                 delivered += 1
         if offset % 100 == 0:  # validate checks all parked messages
-            process.validate()
+            check_process_queue(process)
         assert process.next_offset <= 10 * MAX_PARKED + 1
     assert process.parked == MAX_PARKED
     assert delivered == 9 * (MAX_PARKED - 1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.push.fetch_window import MAX_BYTES, MAX_PARKED, MAX_SPAN, MAX_SPAN_PARKED, FetchWindow
-from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.process_queue import MAX_BYTES, MAX_PARKED, MAX_SPAN, MAX_SPAN_PARKED, FetchWindow, ProcessQueue
 from tests.received_messages import QUEUE, message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.push.listener_latency import QUICK_SECONDS, STREAK, ListenerLatency
+from raymq.client.push.listener_runs import QUICK_SECONDS, STREAK, ListenerLatency
 from tests.unit.actors.clock import FakeClock
 
 

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from raymq.actors.supervisor import Supervisor
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.call_results import SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner, Retry
-from raymq.client.push.send_back_client import SendBackResult
+from raymq.client.push.listener_runs import CALLS_PER_RUN, ListenerLatency
 from tests.received_messages import QUEUE, message
 
 SECONDS = 10.0
@@ -32,7 +34,11 @@ class Bench:
         self.failing: set[int] = set()
         self.go_on = threading.Event()
         self.delivery = ConsumeMessageService(
-            settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=lambda _: None
+            settings,
+            ListenerRunner(self._listen),
+            Supervisor("consumer of g"),
+            send_back=self._send_back,
+            on_room=lambda _: None,
         )
         self.process = self.delivery.open(QUEUE, 0)
         self.runs = 0
@@ -86,8 +92,8 @@ async def quick_bench(settings: ConsumerSettings = SETTINGS) -> AsyncIterator[Be
     bench.add(range(100))
     await bench.until(0)
     for _ in range(32):  # whatever the machine did meanwhile
-        bench.delivery.pace.took(1e-6)
-    bench.delivery.pace._not_before = 0.0
+        bench.delivery.latency.took(1e-6)
+    bench.delivery.latency._not_before = 0.0
     bench.runs = 0
     bench.calls.clear()
     yield bench
@@ -196,17 +202,129 @@ def test_dropped_queue_stops_a_run() -> None:
     asyncio.run(scenario())
 
 
-def test_messages_that_must_not_wait_at_a_thread_get_no_runs() -> None:
+def test_consumers_with_prefetch_or_trace_get_no_runs() -> None:
+    """With prefetch other members may get waiting messages; a trace reports each call as it begins."""
+
     async def scenario() -> None:
-        for settings in (
-            replace(SETTINGS, ordered=True),
-            replace(SETTINGS, prefetch=64),
-            replace(SETTINGS, rate_limit=1e6),
-            replace(SETTINGS, trace=lambda _: None),
-        ):
+        for settings in (replace(SETTINGS, prefetch=64), replace(SETTINGS, trace=lambda _: None)):
             async with quick_bench(settings) as bench:
                 bench.add(range(100, 132))
                 await bench.until(0)
                 assert bench.runs == len(bench.calls) == 32
 
     asyncio.run(scenario())
+
+
+ORDERED = replace(SETTINGS, ordered=True, ordered_retry_interval=0.02)
+
+
+def test_ordered_runs_keep_the_order_of_the_queue() -> None:
+    async def scenario() -> None:
+        async with quick_bench(ORDERED) as bench:
+            bench.add(range(100, 600))
+            await bench.until(0)
+            assert bench.called == list(range(100, 600))
+            assert bench.runs < 250
+            assert bench.process.commit_offset == 600
+
+    asyncio.run(scenario())
+
+
+def test_failure_in_an_ordered_run_repeats_only_its_call() -> None:
+    async def scenario() -> None:
+        async with quick_bench(replace(ORDERED, batch_size=2)) as bench:
+            bench.failing = {105}
+            bench.add(range(100, 160))
+            await bench.until_called(105)
+            await bench.until(56)  # the failed call, and all behind it
+            assert bench.called == [*range(100, 106)]
+            assert bench.process.commit_offset == 104
+            bench.failing = set()
+            await bench.until(0)
+            assert bench.called == [*range(100, 106), *range(104, 160)]
+
+    asyncio.run(scenario())
+
+
+def test_parked_key_of_an_ordered_run_delays_no_other_key() -> None:
+    async def scenario() -> None:
+        async with quick_bench(replace(ORDERED, park_failed_keys=True)) as bench:
+            bench.failing = {101}
+            messages = [message(offset, key="ab"[offset % 2]) for offset in range(100, 140)]
+            bench.delivery.add(bench.process, messages, [10] * 40)
+            await bench.until(20)
+            assert bench.called == [100, 101, *range(102, 140, 2)]
+            bench.failing = set()
+            await bench.until(0)
+            assert bench.called[21:] == list(range(101, 140, 2))
+
+    asyncio.run(scenario())
+
+
+def test_runs_take_no_more_messages_than_the_rate_allows() -> None:
+    async def scenario() -> None:
+        async with quick_bench(replace(SETTINGS, rate_limit=2_000.0)) as bench:
+            began = asyncio.get_running_loop().time()
+            bench.add(range(100, 700))
+            await bench.until(0)
+            assert asyncio.get_running_loop().time() - began > 0.15, "200 at once, the others at their rate"
+            assert bench.runs < 600
+
+    asyncio.run(scenario())
+
+
+def test_messages_taken_back_do_not_count_for_the_rate() -> None:
+    async def scenario() -> None:
+        async with quick_bench(replace(SETTINGS, threads=1, rate_limit=640.0)) as bench:
+            bucket = bench.delivery._bucket
+            assert bucket is not None
+            bucket.take(bucket.available - 64)
+            bench.slow = {100}
+            bench.add(range(100, 164))
+            await bench.until_called(100)
+            bench.delivery.pause()
+            assert bench.process.ready + 1 == bench.process.in_flight
+            assert bucket.available >= bench.process.ready - 1
+
+    asyncio.run(scenario())
+
+
+def test_run_stops_at_a_failure_that_may_be_an_outage() -> None:
+    async def scenario() -> None:
+        async with quick_bench(replace(SETTINGS, on_outage="pause", threads=1)) as bench:
+            bench.failing = set(range(100, 164))
+            bench.add(range(100, 164))
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            assert len(bench.called) <= 20, "one call at a time once nearly all have failed"
+            assert bench.process.in_flight >= 44
+
+    asyncio.run(scenario())
+
+
+def test_one_slow_call_does_not_end_runs_for_long() -> None:
+    latency = ListenerLatency(lambda: 0.0)
+    latency.took(64e-5, 64)
+    before = latency.calls_per_run
+    latency.took(0.02)
+    assert latency.calls_per_run == 1
+    for _ in range(6):
+        latency.took(16e-5, 16)
+    assert latency.calls_per_run == before == CALLS_PER_RUN
+
+
+def test_call_that_has_not_ended_shortens_the_next_runs() -> None:
+    latency = ListenerLatency(lambda: 0.0)
+    latency.took(64e-5, 64)
+    latency.runs_for(0.01)
+    latency.runs_for(0.01)
+    assert latency.calls_per_run == 1
+
+
+def test_usually_slow_calls_get_no_runs() -> None:
+    latency = ListenerLatency(lambda: 0.0)
+    assert latency.calls_per_run == 1, "nothing is known yet"
+    for _ in range(100):
+        latency.took(0.05)
+        latency.took(1e-5)
+        assert latency.calls_per_run == 1

@@ -10,9 +10,9 @@ import pytest
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop import pop_consumer_engine
+from raymq.client.pop.pop_buffer import ReceiveCall
 from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
 from raymq.client.pop.pop_requests import PopRequests, PopSource
-from raymq.client.pop.receive_call import ReceiveCall
 from tests.polling import poll_until
 from tests.received_messages import message
 from tests.unit.actors.clock import FakeClock

@@ -21,7 +21,7 @@ def test_redelivered_message_leaves_room_for_others() -> None:
     async def lose_a_lease() -> None:
         settings = ConsumerSettings("g", {"t": TagFilter.parse("*")}, threads=2, prefetch=1, mode="pop")
         with Connection(["127.0.0.1:1"]) as mq:
-            engine = PushPopEngine(mq, settings, ListenerRunner(lambda _: ConsumeResult.SUCCESS))
+            engine = PushPopEngine(mq, settings, ListenerRunner(lambda _: ConsumeResult.SUCCESS), lambda _: None)
             receipt = Receipt(ReceiptHandle(0, 1, 1, 0, "0", "b", 0, 0), False)
             engine._leases.add(message(0, receipt=receipt), boottime() + 3_600)
             assert engine._wanted() == 1, "one for the other thread"

@@ -27,9 +27,9 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send_headers import ConsumerSendMsgBack
-from raymq.client.push import send_back_client
+from raymq.client.push import call_results
+from raymq.client.push.call_results import SendBackClient, SendBackResult
 from raymq.client.push.failures import CallFailure
-from raymq.client.push.send_back_client import SendBackClient, SendBackResult
 from tests.wire_server import serving
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -68,7 +68,12 @@ def send_back(
             pool = ConnectionPool()
             try:
                 mq: Any = SimpleNamespace(routes=RouteCache(address, set(gone)), pool=pool)
-                back = SendBackClient(mq, "g", lambda *what: reports.append(what))
+                back = SendBackClient(
+                    mq,
+                    "g",
+                    on_given_up=lambda *what: reports.append(what),
+                    on_unreadable=lambda *what: reports.append(what),
+                )
                 async with asyncio.timeout(30):
                     return back, await back(MESSAGE, FAILURE)
             finally:
@@ -121,7 +126,7 @@ def test_temporary_error_repeats_the_send_back(each: Exception) -> None:
 
 
 def test_unknown_error_is_repeated_a_limited_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_back_client, "_MAX_REFUSALS", 3)
+    monkeypatch.setattr(call_results, "_MAX_REFUSALS", 3)
     back, result, _, requests = send_back([error_answer(KeyError("a bug"))])
     assert (result, len(requests), back.given_up) == (GIVEN_UP, 3, 1)
 
