@@ -29,7 +29,7 @@ from raymq.actors.errors import InvalidInput, MessageIllegal, ProtocolError, Top
 from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compile_sql_steps
 from raymq.actors.protocol import SESSION_GRACE_SECONDS, MessageQueue
 from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, check_count
-from raymq.actors.wire import frame, json_body
+from raymq.actors.wire import frame
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.headers.pop_headers import PopMessage
@@ -345,16 +345,6 @@ def test_progress_of_many_queues_is_read_in_steps(bench: Bench) -> None:
     turns, found = count_turns(consumption.progress_steps("g", "wide"))
     assert (turns, len(found)) == (2, 250)
     assert consumption.progress("g", "wide") == found
-
-
-@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 1_000])
-def test_long_table_is_written_in_steps_and_pieces(count: int) -> None:
-    table = {f"näme {n}": {"n": n} for n in range(count)}
-    turns, pieces = count_turns(json_body.object_steps(table.items(), 200))
-    assert turns == max(0, count - 1) // 200
-    assert len(pieces) == turns + 2
-    answer = json_body.object_response(Command(1), {"table": pieces, "other": [b"[", b"]"]})
-    assert json.loads(b"".join(answer.pieces)) == {"table": table, "other": []}
 
 
 # -- expressions -------------------------------------------------------------------------------------------------------

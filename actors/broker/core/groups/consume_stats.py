@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from itertools import islice
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
@@ -21,8 +20,8 @@ from raymq.storage.cooperative_steps import Steps, run_steps
 _QUEUES_AT_ONCE = 100
 #: how many if messages are read, up to four of each queue;
 _TIMES_AT_ONCE = 20
-#: and how many if they are reset, each with a line in the journal.
-_RESET_AT_ONCE = 50
+#: and how many if offsets are copied, each with a line in the journal.
+_COPIED_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +166,7 @@ class ConsumeStats:
     ) -> Steps[dict[MessageQueue, int]]:
         """Reset a group's offsets in a topic, in steps; return the new offsets by queue.
 
-        The group may be running. First all target offsets are determined, then the group is reset: if the steps are
-        closed before that, nothing changes; if they are closed later, all queues are still reset.
+        The group may be running. First all target offsets are determined, then the group is reset in one step.
 
         Args:
             timestamp_ms: reset to the first message stored at or after this time; below 0: after the last message.
@@ -195,19 +193,10 @@ class ConsumeStats:
                 is_last = timestamp_ms < 0
                 targets[each] = high if is_last else (yield from self._core.search_time(topic, each, timestamp_ms))
         only_back = back_only and offset is None
-        waiting, begins = iter(targets.items()), dict[int, int]()
-        try:
-            while some := list(islice(waiting, _RESET_AT_ONCE)):
-                if begins:
-                    yield None
-                for each, target in some:
-                    begins[each] = self._reset(group, topic, each, target, only_back=only_back)
-        except GeneratorExit:
-            for each, target in targets.items():
-                if each not in begins:
-                    self._reset(group, topic, each, target, only_back=only_back)
-            raise
-        return {MessageQueue(topic, self._core.name, each): begin for each, begin in begins.items()}
+        return {
+            MessageQueue(topic, self._core.name, each): self._reset(group, topic, each, target, only_back=only_back)
+            for each, target in targets.items()
+        }
 
     def _reset(self, group: str, topic: str, queue_id: int, target: int, *, only_back: bool) -> int:
         """Reset a group's offset in a queue, and return the resulting offset.
@@ -236,7 +225,7 @@ class ConsumeStats:
         had = [(name, offsets.of(source, name)) for name in names]
         each_queue = ((name, *each) for name, of_queues in had for each in of_queues.items())
         for number, (name, queue_id, offset) in enumerate(each_queue):
-            if number and number % _RESET_AT_ONCE == 0:
+            if number and number % _COPIED_AT_ONCE == 0:
                 yield None
             if not name.startswith(RETRY_PREFIX) and self._core.has_queue(name, queue_id):
                 self._core.reset_offset(target, name, queue_id, offset)
