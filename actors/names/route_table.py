@@ -391,18 +391,6 @@ class RouteTable:
         self._read_only.discard(broker)
         return self._writable_topics(broker)
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert all(self._brokers.values()), "a broker without a replica is listed"
-        for replicas in self._brokers.values():
-            assert len({registration.cluster for registration in replicas.values()}) == 1
-            assert len({registration.address for registration in replicas.values()}) == len(replicas)
-        assert self._epochs.keys() <= self._brokers.keys()
-        registrations = [registration for _, _, registration in self._registrations()]
-        assert self._count == len(registrations)
-        assert self._topics == sum(len(registration.topics) for registration in registrations)
-        self._away.validate()
-
     def _registrations(self) -> Iterator[tuple[str, int, _Registration]]:
         for broker, replicas in self._brokers.items():
             for replica, registration in replicas.items():

@@ -26,6 +26,7 @@ from tests.fuzz.seeds import seeded, try_each
 from tests.fuzz.simulated_machine import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
 from tests.fuzz.small_steps import delay_in_small_steps
 from tests.unit.actors.bench import encoded
+from tests.validation import check_invariants
 
 PRODUCER = "00000000000000ab"
 
@@ -47,8 +48,8 @@ class PowerFuzz(CheckedMachine):
         self.log.append(work.__name__)
         work()
         self._look()
-        self.core.pop.validate()
-        self.core.producers.validate()
+        check_invariants(self.core.pop)
+        check_invariants(self.core.producers)
 
     def _new(self, most: int = 6, *, topic: str = "t", prefix: str = "") -> list[bytes]:
         kind, count = (prefix + topic).encode(), self._random.randint(1, most)

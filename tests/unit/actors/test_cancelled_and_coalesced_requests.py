@@ -32,6 +32,7 @@ from raymq.storage.cooperative_steps import Steps
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 from tests.wire_server import Peer, serving
 
 ASK, CLAIM, RELEASE = 900_001, 900_002, 900_003
@@ -330,7 +331,7 @@ async def test_unregister_during_heartbeat_removes_member(broker: Broker) -> Non
     assert (await pending).code == (await left).code == ResponseCode.SUCCESS
     assert "g898" in broker.groups.consumer_groups()
     assert "g899" not in broker.groups.consumer_groups()
-    broker.groups.validate()
+    check_invariants(broker.groups)
 
 
 async def test_heartbeat_ends_with_its_connection_between_groups(broker: Broker) -> None:
@@ -343,7 +344,7 @@ async def test_heartbeat_ends_with_its_connection_between_groups(broker: Broker)
     made = len(broker.groups.consumer_groups())
     await turns(200)
     assert len(broker.groups.consumer_groups()) == made < 600
-    broker.groups.validate()
+    check_invariants(broker.groups)
 
 
 async def test_older_heartbeat_does_not_overwrite_newer_one(broker: Broker) -> None:
@@ -467,7 +468,7 @@ async def test_unregister_during_registration_removes_broker(topics: int) -> Non
         with pytest.raises(RayMQError):
             waiting.result()
     assert not table.view().brokers
-    table.validate()
+    check_invariants(table)
 
 
 async def test_unreadable_heartbeat_is_refused_at_once(broker: Broker) -> None:

@@ -24,6 +24,7 @@ from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 TOPICS = 4_000
 VERSION = DataVersion(1, 1)
@@ -77,7 +78,7 @@ async def test_registrations_are_processed_sequentially() -> None:
     await asyncio.gather(*answers)
     assert done == list(range(8))
     assert server.brokers == [f"b{n}" for n in range(8)]
-    server.table.validate()
+    check_invariants(server.table)
 
 
 async def test_short_requests_do_not_wait_for_long_registrations(may_read: threading.Event) -> None:
@@ -118,7 +119,7 @@ async def test_newer_registration_supersedes_older(has_begun: bool, may_read: th
         await old
     await asyncio.gather(new, *others)
     assert server.table.heartbeat("b", 0, "h:1", DataVersion(2, 2))
-    server.table.validate()
+    check_invariants(server.table)
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

@@ -32,6 +32,7 @@ from raymq.storage.timers.timer_entry import MIN_KEY
 from tests.faulty_calls import UnsyncedCalls
 from tests.staged_rows import body_of
 from tests.unit.actors.bench import HOST, Bench
+from tests.validation import check_invariants
 
 FORGEABLE = (
     *("REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_OUT_MS", "TIMER_DELIVER_MS", "RAYMQ_DELIVERED_FROM", "RAYMQ_SEQUENCE"),
@@ -276,7 +277,7 @@ def test_pop_and_sweep_survive_hostile_messages(several: list[Hostile], taken_be
         for _ in range(4):
             broker.clock.advance(2)
             broker.core.pop.sweep()
-            broker.core.pop.validate()
+            check_invariants(broker.core.pop)
             broker.core.pop.receive(request)
         check(broker, several, places, "%DLQ%g")
 

@@ -41,6 +41,7 @@ from raymq.storage.cooperative_steps import Steps, map_steps
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.foreign_intake import Intake, draft, member
+from tests.validation import check_invariants
 
 NO_CONNECTION = cast("ServerConnection", None)
 
@@ -219,9 +220,9 @@ def test_unlock_does_not_scan_all_locks(bench: Bench) -> None:
     assert not looked
     assert locks.holder("g", "t", 3) is None
     assert locks.holder("g", "t", 4) == "c"
-    locks.validate()
+    check_invariants(locks)
     locks.unlock("g", "c", [("t", n) for n in range(10)])
-    locks.validate()
+    check_invariants(locks)
 
 
 class Watched(dict[Any, Any]):
@@ -245,7 +246,7 @@ def test_forgetting_clients_scans_locks_once() -> None:
     assert table.looked == ["all"]
     assert [locks.holder("g", "t", queue_id) for queue_id in (0, 1, 19)] == ["c0", None, None]
     locks.forget(set())
-    locks.validate()
+    check_invariants(locks)
 
 
 def test_expiring_members_scans_queue_owners_once() -> None:
@@ -266,7 +267,7 @@ def test_expiring_members_scans_queue_owners_once() -> None:
     assert table.looked == ["all"]
     assert groups.members("g") == ["c0"]
     assert groups.owners("g") == {("t", 0): "c0"}
-    groups.validate()
+    check_invariants(groups)
 
 
 async def test_batch_ack_of_unknown_entries_yields_turns(bench: Bench) -> None:

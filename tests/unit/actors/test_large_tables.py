@@ -29,6 +29,7 @@ from raymq.actors.wire.stepwise_handlers import OrderedHandlers
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 
 class Connection:
@@ -84,7 +85,7 @@ async def test_large_registration_is_read_beside_the_loop() -> None:
     assert table.route("t19999").queues == (QueueData("broker-a", 4, 2),)
     turns, _ = await done(register(CONNECTION, registration()))
     assert turns == 0, "what is short is done at once"
-    table.validate()
+    check_invariants(table)
 
 
 @pytest.mark.parametrize("code", [RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_TOPICS_BY_CLUSTER])

@@ -17,6 +17,7 @@ from raymq.actors.wire.headers.route_headers import GetRouteInfo
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 ONE, TWO, THREE = (DataVersion(counter, counter) for counter in (1, 2, 3))
 
@@ -30,7 +31,7 @@ def table(clock: FakeClock) -> Iterator[RouteTable]:
     made = RouteTable(clock)
     clock.advance(LEARNING_SECONDS)
     yield made
-    made.validate()
+    check_invariants(made)
 
 
 def register(table: RouteTable, broker: str, address: str = "h:1", queues: int = 2, replica: int = 0) -> None:

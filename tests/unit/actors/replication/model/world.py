@@ -37,6 +37,7 @@ from tests.unit.actors.replication.model.coordinator_node import (
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk, numbers, record
 from tests.unit.actors.replication.model.network import Network
 from tests.unit.actors.replication.model.virtual_time import Process, Scheduler
+from tests.validation import check_invariants
 
 KEEPERS = (1, 2, 3)
 #: How long a group may take to serve again once all faults are over, in seconds.
@@ -322,7 +323,8 @@ class World:
                 confirmed = node.leadership.in_sync.confirmed if node.leadership else node.confirmed
                 self.check_seen(node, bytes(self.disks[node.number].log[: confirmed.offset]))
                 if node.leadership is not None:
-                    node.leadership.in_sync.validate()
+                    if not node.leadership.in_sync.bugs:
+                        check_invariants(node.leadership.in_sync)
                     state = node.leadership.registered.value
                     if isinstance(state, GroupState) and state not in self.registered:
                         self.registered.append(state)
