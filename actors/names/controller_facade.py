@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from raymq.actors.coordinator.manual_failover import elect_manually
 from raymq.actors.coordinator.replica_client import ReplicaClient

@@ -15,6 +15,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
+from raymq.storage.files import json_file
 
 T = TypeVar("T")
 
@@ -55,10 +56,7 @@ def decode(body: Buffer, kind: type[T], *, max_bytes: int = MAX_BODY_BYTES, max_
         raise InvalidInput("body", f"at most {max_bytes} bytes of JSON", len(body))
     if max_values is not None and (values := _values(body)) > max_values:
         raise InvalidInput("body", f"JSON of at most {max_values} values", values)
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidInput("body", "JSON", str(error)) from error
+    return json_file.decode(body, kind, "body", "JSON")
 
 
 def _values(body: Buffer) -> int:

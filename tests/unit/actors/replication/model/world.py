@@ -15,8 +15,9 @@ The invariants of replication, and where they are checked:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
+
+from msgspec.structs import replace
 
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
@@ -186,7 +187,7 @@ class World:
         ballot = Ballot(1 + max(max(each.promised, each.accepted).round for each in slots), 1)
         now = max(slots, key=lambda each: each.accepted).entry.value
         assert isinstance(now, GroupState)
-        entry = Registered(1, f"restored-{self.scheduler.now}", dataclasses.replace(older, replicas=now.replicas))
+        entry = Registered(1, f"restored-{self.scheduler.now}", replace(older, replicas=now.replicas))
         for number, record in zip(KEEPERS, records, strict=True):
             slot = Slot(ballot, moves=False, accepted=ballot, entry=entry)
             self.keeper_files[number].save(record.with_slot(GROUP, slot))
