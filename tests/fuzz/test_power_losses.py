@@ -18,6 +18,7 @@ from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage import checkpointer, emergency_cleaner, store_parts
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.journal import state_journal
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
@@ -114,7 +115,7 @@ class PowerFuzz(CheckedMachine):
         sent = self.known.sent[name]
         assert sent.handle is not None
         self.known.maybe_withdrawn.add(name)
-        status = self.core.recalls.recall(sent.handle)
+        status = run_steps(self.core.recalls.recall_steps(sent.handle))
         self._look()
         self.log.append(f"{name!r} {status.name}")
         if status is RecallStatus.WITHDRAWN:

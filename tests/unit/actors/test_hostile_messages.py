@@ -22,6 +22,7 @@ from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.errors import NotFoundError, RayMQError
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RedriveStatus
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files.file_calls import replaced
@@ -246,11 +247,11 @@ def test_redrive_survives_hostile_messages(several: list[Hostile]) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         put_all(broker, places, several, "%DLQ%g")
         bodies = [body for body, _ in mixed(several)]
-        values = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
+        values = run_steps(broker.core.dead_letters.redrive_steps("g", range(len(bodies)), force=False, dry_run=False))
         of_sound = [word for word, body in zip(values, bodies, strict=True) if body.startswith(b"sound")]
         assert of_sound == [RedriveStatus.REDRIVEN] * len(several)
         check(broker, several, places, "%RETRY%g")
-        again = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
+        again = run_steps(broker.core.dead_letters.redrive_steps("g", range(len(bodies)), force=False, dry_run=False))
         assert RedriveStatus.REDRIVEN not in again
 
     run_and_restart(run)

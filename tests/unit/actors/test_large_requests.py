@@ -37,7 +37,7 @@ from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import steps_handler, stepwise
 from raymq.client import Message
 from raymq.client.requests.queue_batches import QueueBatches
-from raymq.storage.cooperative_steps import Steps, map_steps
+from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.foreign_intake import Intake, draft, member
@@ -152,7 +152,7 @@ def test_batch_above_limit_error_names_limit_and_remedy(intake: Intake) -> None:
     with pytest.raises(MessageIllegal, match=r"at most 15,000 messages.*smaller batches"):
         intake.accept_batch(batch(MAX_BATCH + 1))
     assert intake.state() == before
-    assert len(batch_body.split(batch(MAX_BATCH))) == MAX_BATCH
+    assert len(run_steps(batch_body.split_steps(batch(MAX_BATCH)))) == MAX_BATCH
 
 
 def test_topic_deleted_during_batch_raises_topic_not_found(intake: Intake) -> None:
@@ -345,7 +345,7 @@ def test_progress_of_many_queues_is_read_in_steps(bench: Bench) -> None:
     consumption = ConsumeStats(bench.core, ClientRegistry(FakeClock(0.0)), Statistics())
     turns, found = count_turns(consumption.progress_steps("g", "wide"))
     assert (turns, len(found)) == (2, 250)
-    assert consumption.progress("g", "wide") == found
+    assert run_steps(consumption.progress_steps("g", "wide")) == found
 
 
 # -- expressions -------------------------------------------------------------------------------------------------------

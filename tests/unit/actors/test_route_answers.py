@@ -138,7 +138,7 @@ def test_route_queues_and_brokers_are_bounded() -> None:
         read_route("t", body([QUEUES | half, QUEUES | other | half, QUEUES | {"brokerName": "c"}], [BROKER]))
     with pytest.raises(ProtocolError, match="twice"):
         read_route("t", body([QUEUES, QUEUES], [BROKER]))
-    with pytest.raises(ProtocolError, match="brokers"):
+    with pytest.raises(ProtocolError, match="brokerDatas"):
         read_route("t", body([], [BROKER] * (MAX_ROUTE_BROKERS + 1)))
 
 

@@ -227,19 +227,19 @@ def fill_topic(bench: Bench, messages: int) -> None:
 def test_progress_of_group(bench: Bench, consumption: ConsumeStats) -> None:
     fill_topic(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
-    found = consumption.progress("g")
+    found = run_steps(consumption.progress_steps("g"))
     assert set(found) == {queue(0), queue(1), queue(0, "%RETRY%g")}
     assert (found[queue(0)].committed, found[queue(0)].max_offset, found[queue(0)].lag) == (3, 5, 2)
     assert found[queue(0)].last_consumed_ms == 1_700_000_002_000
     assert found[queue(1)].committed is None
-    assert set(consumption.progress("g", "t")) == {queue(0), queue(1)}
+    assert set(run_steps(consumption.progress_steps("g", "t"))) == {queue(0), queue(1)}
     assert consumption.topics_of("g") == ["%RETRY%g", "t"]
     assert consumption.groups_of("t") == ["g"]
-    for ask in (lambda: consumption.progress("none"), lambda: consumption.topics_of("none")):
+    for ask in (lambda: run_steps(consumption.progress_steps("none")), lambda: consumption.topics_of("none")):
         with pytest.raises(GroupNotFound):
             ask()
     with pytest.raises(TopicNotFound):
-        consumption.progress("g", "none")
+        run_steps(consumption.progress_steps("g", "none"))
 
 
 def test_time_spans_of_group(bench: Bench, consumption: ConsumeStats) -> None:
@@ -302,7 +302,7 @@ def test_reset_by_time_searches_offsets_in_steps(
     steps.close()
     assert bench.core.offsets.get("g", "t", 0) == 3, "who asked is gone"
     run_steps(consumption.reset_steps("g", "t", timestamp_ms=1_700_000_001_000))
-    assert bench.core.offsets.get("g", "t", 0) == bench.core.offset_at_time("t", 0, 1_700_000_001_000) != 3
+    assert bench.core.offsets.get("g", "t", 0) == run_steps(bench.core.search_time("t", 0, 1_700_000_001_000)) != 3
 
 
 def test_reset_changes_all_queues_or_none(bench: Bench, consumption: ConsumeStats) -> None:

@@ -12,6 +12,7 @@ from raymq.actors.protocol import RecallStatus, RecordPositions
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
@@ -112,7 +113,9 @@ class TimerBench:
 
     def recall(self, message: Message) -> RecallStatus:
         assert message.due_ms is not None
-        return self.core.recalls.recall(RecallHandle("t", "broker-a", message.due_ms, message.unique_key))
+        return run_steps(
+            self.core.recalls.recall_steps(RecallHandle("t", "broker-a", message.due_ms, message.unique_key))
+        )
 
     def delivered(self) -> list[Record]:
         """Return the records of the topic in the order of the log."""

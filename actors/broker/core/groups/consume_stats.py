@@ -14,7 +14,7 @@ from raymq.actors.broker.core.statistics import MINUTE, Statistics
 from raymq.actors.errors import GroupNotFound, InvalidInput, QueueNotFound, StoreCorrupt, TopicNotFound
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.protocol import MessageQueue
-from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 
 #: How many queues one step handles;
 _QUEUES_AT_ONCE = 100
@@ -83,15 +83,11 @@ class ConsumeStats:
         committed = {group for group in offsets.groups() if topic in offsets.topics_of(group)}
         return sorted(committed | {g for g in self._groups.consumer_groups() if topic in self._subscribed(g)})
 
-    def progress(self, group: str, topic: str | None = None) -> dict[MessageQueue, QueueLag]:
-        """Return the lag of each queue of a topic, or of all the group's topics.
-
-        Raise GroupNotFound or TopicNotFound if there is none.
-        """
-        return run_steps(self.progress_steps(group, topic))
-
     def progress_steps(self, group: str, topic: str | None = None) -> Steps[dict[MessageQueue, QueueLag]]:
-        """Do `progress` in steps; a topic deleted between two steps is left out."""
+        """Return the lag of each queue of a topic, or of all the group's topics, in steps.
+
+        A topic that is deleted between two steps is left out. Raise GroupNotFound or TopicNotFound if there is none.
+        """
         self._check_group(group)
         if topic is not None:
             self._core.topics.get(topic)
