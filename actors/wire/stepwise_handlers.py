@@ -116,15 +116,17 @@ async def _after(aside: _ThreadWork | None) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One run of a long request, for one or more equal requests.
-
-    `content` is equal for equal requests. Only a run that has not begun may be joined.
-    """
+    """One run of a long request, for one or more equal requests. `content` is equal for equal requests."""
 
     content: object
     has_begun: bool
     waiting: int = 0
     task: asyncio.Task[Command | asyncio.Future[Command]] = field(init=False)
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Return True if a request that arrives now may share the run."""
+        return not self.has_begun and not self.task.cancelling()
 
     async def join(self, request: Command, *, cancels: bool) -> Command:
         """Return the run's answer with the opaque of `request`.
@@ -156,20 +158,23 @@ class _Runs:
         serve: Serve,
         connection: ServerConnection,
         request: Command,
-        key: object,
+        key: object | None = None,
         *,
-        is_claim: bool,
-        cancels: bool,
+        is_claim: bool = False,
+        cancels: bool = False,
     ) -> Command | Awaitable[Command]:
         """Serve a request: at once if it takes one step and no run of its key is under way.
 
         Args:
+            key: None for the request's content.
             is_claim: cancel the run if the connection is gone.
             cancels: cancel the run if no request waits for it any more.
         """
-        newest = self._newest.get(key)
-        content = _content(request)
-        if newest is not None and not newest.has_begun and newest.content == content:
+        newest, content = None, None
+        if self._newest:  # else the content is not needed if one step is enough
+            content = _content(request)
+            newest = self._newest.get(key or content)
+        if newest is not None and newest.may_be_joined and newest.content == content:
             return newest.join(request, cancels=cancels)
         steps, aside = serve(connection, request), None
         if newest is None:
@@ -182,6 +187,8 @@ class _Runs:
         if newest is None and not has_begun:  # what waits must not hold a partial result
             steps.close()
             steps, aside = serve(connection, request), None
+        content = content or _content(request)
+        key = key or content
         run = self._newest[key] = _Run(content, has_begun)
         wanted = (lambda: not connection.is_gone) if is_claim else (lambda: True)
         run.task = asyncio.get_running_loop().create_task(self._work(run, newest, steps, aside, wanted))
@@ -230,7 +237,7 @@ def coalescing_handler(serve: Serve, passes: int = _PASSES) -> Handler:
     def handle(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         if not connection.writable.is_set():
             return later(connection, request)
-        return runs.answer(serve, connection, request, _content(request), is_claim=False, cancels=True)
+        return runs.answer(serve, connection, request, cancels=True)
 
     async def later(connection: ServerConnection, request: Command) -> Command:
         await connection.writable.wait()  # else unread answers would pile up; also set when the connection is lost
@@ -252,15 +259,11 @@ class OrderedHandlers:
 
     def claim(self, serve: Serve) -> Handler:
         """Return a handler of a change that is cancelled when its connection ends."""
-        return lambda connection, request: self._runs.answer(
-            serve, connection, request, connection, is_claim=True, cancels=False
-        )
+        return lambda connection, request: self._runs.answer(serve, connection, request, connection, is_claim=True)
 
     def release(self, serve: Serve) -> Handler:
         """Return a handler of a release, which is carried out in any case.
 
         A release gives up something that the client holds; it does not depend on the connection.
         """
-        return lambda connection, request: self._runs.answer(
-            serve, connection, request, connection, is_claim=False, cancels=False
-        )
+        return lambda connection, request: self._runs.answer(serve, connection, request, connection)

@@ -188,6 +188,25 @@ async def test_remaining_client_is_answered_after_others_leave() -> None:
         third.close()
 
 
+async def test_query_after_a_cancelled_equal_one_is_answered() -> None:
+    """Guard against a request that joins a run which is being cancelled."""
+    worker = Worker()
+    worker.may_end = False
+    handler = coalescing_handler(worker.serve)
+
+    def send_query(opaque: int) -> asyncio.Task[Command]:
+        answer = cast("Awaitable[Command]", handler(cast("ServerConnection", Connection()), ask(1, opaque)))
+        return asyncio.ensure_future(answer)  # type: ignore[arg-type]
+
+    first, second = send_query(1), send_query(2)
+    await turns(3)
+    second.cancel()
+    await asyncio.sleep(0)
+    third = send_query(3)
+    worker.may_end = True
+    assert [(await each).opaque for each in (first, third)] == [1, 3]
+
+
 async def test_error_of_shared_query_reaches_all_clients() -> None:
     worker = Worker()
     async with serving({ASK: coalescing_handler(worker.serve)}) as (_, address):
