@@ -88,7 +88,7 @@ class ConsumeStats:
 
         A topic that is deleted between two steps is left out. Raise GroupNotFound or TopicNotFound if there is none.
         """
-        self._check_group(group)
+        self._core.group_settings.get(group)
         if topic is not None:
             self._core.topics.get(topic)
         owners = self._groups.owners(group)
@@ -174,7 +174,7 @@ class ConsumeStats:
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the offset is outside of the queue.
         """
-        self._check_group(group)
+        self._core.group_settings.get(group)
         queues = range(self._core.topics.get(topic).read_queues) if queue_id is None else (queue_id,)
         targets = {}
         for number, each in enumerate(queues):
@@ -214,8 +214,8 @@ class ConsumeStats:
         Raises:
             GroupNotFound: a group does not exist, or was deleted meanwhile.
         """
-        self._check_group(source)
-        self._check_group(target)
+        self._core.group_settings.get(source)
+        self._core.group_settings.get(target)
         offsets = self._core.store.consumer_offsets
         names = offsets.topics_of(source) if topic is None else [topic]
         had = [(name, offsets.of(source, name)) for name in names]
@@ -238,6 +238,3 @@ class ConsumeStats:
         except GroupNotFound:
             return []
         return [topic for topic in subscriptions if topic in self._core.topics]
-
-    def _check_group(self, group: str) -> None:
-        self._core.consumed_topics(group)
