@@ -13,8 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from raymq.storage import typed_json
 from raymq.storage.errors import InvalidInput
-from raymq.storage.files import fileutil, json_file
+from raymq.storage.files import fileutil
 from raymq.storage.journal.journal_copy import EXPIRED_QUEUES, FilePart, parts_of
 
 ExpiredQueueOffsets = Mapping[str, Mapping[int, int]]
@@ -34,6 +35,6 @@ def load(path: Path) -> ExpiredQueueOffsets:
     """Return the queue ends in a file; nothing if it is missing or invalid."""
     try:
         content = fileutil.read_whole(path)
-        return json_file.decode(content, dict[_Topic, dict[_QueueId, _End]], str(path), "ends of queues")
+        return typed_json.decode(content, dict[_Topic, dict[_QueueId, _End]], str(path), "ends of queues")
     except (FileNotFoundError, InvalidInput):
         return {}

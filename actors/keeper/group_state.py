@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from raymq.storage import typed_json
 from raymq.storage.errors import InvalidInput
-from raymq.storage.files import json_file
 
 #: The most replicas that a group may have.
 MAX_REPLICAS: Final = 16
@@ -134,7 +134,7 @@ class GroupState(Struct, frozen=True, rename="camel", tag_field="kind", tag="gro
 
         Raise InvalidInput if the state is too long, or has a value out of its range.
         """
-        encoded = json_file.encode_typed(self)
+        encoded = typed_json.encode(self)
         GroupState.decode(encoded)
         return encoded
 
@@ -142,7 +142,7 @@ class GroupState(Struct, frozen=True, rename="camel", tag_field="kind", tag="gro
     def decode(cls, encoded: bytes) -> GroupState:
         """Return the state in `encoded`; raise InvalidInput if it is too long or malformed."""
         _check(len(encoded) <= MAX_STATE_BYTES, "state", f"at most {MAX_STATE_BYTES} B of JSON", len(encoded))
-        return json_file.decode(encoded, cls, "state", "a group's state")
+        return typed_json.decode(encoded, cls, "state", "a group's state")
 
 
 def _check(holds: bool, name: str, limit: str, actual: object) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from raymq.actors.keeper.group_state import MAX_STATE_BYTES
 from raymq.actors.keeper.keeper_messages import MAX_KEY_LENGTH, MAX_KEYS, Answer, KeeperCall
+from raymq.storage import typed_json
 from raymq.storage.errors import InvalidInput
-from raymq.storage.files import json_file
 
 #: The greatest length of a body, in bytes: the longest state, the longest key, and the rest of the message.
 MAX_MESSAGE_BYTES: Final = 2 * MAX_STATE_BYTES
@@ -22,7 +22,7 @@ _MAX_ANSWER_BYTES: Final = MAX_KEYS * (2 * MAX_KEY_LENGTH) + MAX_MESSAGE_BYTES
 
 def encode_call(call: KeeperCall) -> bytes:
     """Return the body of a request to a keeper."""
-    return json_file.encode_typed(call)
+    return typed_json.encode(call)
 
 
 def decode_call(body: bytes) -> KeeperCall:
@@ -32,7 +32,7 @@ def decode_call(body: bytes) -> KeeperCall:
 
 def encode_answer(answer: Answer) -> bytes:
     """Return the body of a keeper's answer."""
-    return json_file.encode_typed(answer)
+    return typed_json.encode(answer)
 
 
 def decode_answer(body: bytes) -> Answer:
@@ -43,4 +43,4 @@ def decode_answer(body: bytes) -> Answer:
 def _decode(body: bytes, kind: Any, most: int) -> Any:
     if len(body) > most:
         raise InvalidInput("message", f"at most {most} B", len(body))
-    return json_file.decode(body, kind, "message", "a request or answer of a keeper")
+    return typed_json.decode(body, kind, "message", "a request or answer of a keeper")

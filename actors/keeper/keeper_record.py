@@ -14,7 +14,7 @@ import msgspec
 
 from raymq.actors.keeper.keeper_messages import NO_BALLOT, NOTHING, Ballot, Registered
 from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.storage.files import json_file
+from raymq.storage import typed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +58,19 @@ class KeeperRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON on one line."""
-        return json_file.encode_typed(self)
+        return typed_json.encode(self)
 
     @classmethod
     def decode(cls, encoded: bytes) -> KeeperRecord:
         """Return the record that `encode` wrote; raise InvalidInput for any other form."""
         if b'"keys":' in encoded:
             encoded = _converted(encoded)
-        return json_file.decode(encoded, cls, "keeper's file", "a keeper's record")
+        return typed_json.decode(encoded, cls, "keeper's file", "a keeper's record")
 
 
 def _converted(encoded: bytes) -> bytes:
     """Return a record of the former form, whose slots are "keys" and where an entry has the kind of its value."""
-    record = json_file.decode(encoded, _FormerRecord, "keeper's file", "a keeper's record")
+    record = typed_json.decode(encoded, _FormerRecord, "keeper's file", "a keeper's record")
     for slot in record.keys.values():
         entry = slot["entry"]
         if entry.get("value"):

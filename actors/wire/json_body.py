@@ -15,7 +15,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
-from raymq.storage.files import json_file
+from raymq.storage import typed_json
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def decode(body: Buffer, kind: type[T], *, max_bytes: int = MAX_BODY_BYTES, max_
         raise InvalidInput("body", f"at most {max_bytes} bytes of JSON", len(body))
     if max_values is not None and (values := _values(body)) > max_values:
         raise InvalidInput("body", f"JSON of at most {max_values} values", values)
-    return json_file.decode(body, kind, "body", "JSON")
+    return typed_json.decode(body, kind, "body", "JSON")
 
 
 def _values(body: Buffer) -> int:

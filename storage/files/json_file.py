@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 
@@ -74,23 +74,6 @@ def _value_of(text: str, levels: int) -> Any:
         if not level:
             return value
     raise ValueError("values are nested too deep")
-
-
-def encode_typed(value: Any) -> bytes:
-    """Return what `decode` reads, as JSON on one line; equal values have equal bytes."""
-    return msgspec.json.encode(msgspec.to_builtins(value, str_keys=True, order="deterministic"))
-
-
-def decode(content: bytes | bytearray | memoryview | str, kind: type[T], field: str, allowed: str) -> T:
-    """Return the value that JSON text has for msgspec's type `kind`.
-
-    Raises:
-        InvalidInput: it is no JSON of that type; the error has `field`, `allowed` and what is wrong where.
-    """
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidInput(field, allowed, str(error)) from error
 
 
 def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:

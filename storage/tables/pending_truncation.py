@@ -13,8 +13,9 @@ from typing import Final, Self
 
 import msgspec
 
+from raymq.storage import typed_json
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.files import fileutil, json_file
+from raymq.storage.files import fileutil
 
 _REMEDY: Final = "take the directory out of the group and let the replica begin with an empty one"
 
@@ -37,7 +38,7 @@ class PendingTruncation(msgspec.Struct, frozen=True, rename="camel"):
         Raise StoreCorrupt if there is an order that cannot be read.
         """
         try:
-            return json_file.decode(fileutil.read_whole(path), cls, "order", "an offset and an epoch")
+            return typed_json.decode(fileutil.read_whole(path), cls, "order", "an offset and an epoch")
         except FileNotFoundError:
             return None
         except InvalidInput as error:
@@ -51,4 +52,4 @@ class PendingTruncation(msgspec.Struct, frozen=True, rename="camel"):
         Raise StoreFull or StoreFailed if it cannot be written.
         """
         # Other files have a `.bak`; this one has none, because an older order is already carried out.
-        fileutil.replace(path, json_file.encode_typed(self))
+        fileutil.replace(path, typed_json.encode(self))

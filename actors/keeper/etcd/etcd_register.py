@@ -58,8 +58,8 @@ from raymq.actors.keeper.etcd.etcd_gateway import (
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_messages import NOTHING, LeaseClaim, Registered
 from raymq.actors.keeper.master_lease import LEASE_SECONDS, RENEWAL_SECONDS, claim_of
+from raymq.storage import typed_json
 from raymq.storage.errors import InvalidInput
-from raymq.storage.files import json_file
 
 #: The most attempts of a renewal or `settle` while the state of the group changes.
 _RENEWALS: Final = 3
@@ -269,7 +269,7 @@ class _Value(msgspec.Struct):
 
 def _encoded(entry: Registered) -> bytes:
     assert isinstance(entry.value, GroupState)
-    return json_file.encode_typed(_Value(entry.change, entry.version, entry.value))
+    return typed_json.encode(_Value(entry.change, entry.version, entry.value))
 
 
 def _registered(found: EtcdValue | None) -> Registered:
@@ -280,7 +280,7 @@ def _registered(found: EtcdValue | None) -> Registered:
     if found is None or found.value == _NO_STATE:
         return NOTHING
     try:
-        read = json_file.decode(found.value, _Value, "value", "the state of a group")
+        read = typed_json.decode(found.value, _Value, "value", "the state of a group")
     except InvalidInput as error:
         raise RegisterUnavailable(f"the value in etcd is not the state of a group: {error}") from error
     return Registered(read.version, read.change, read.state)
