@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import yaml
 
 from raymq.actors.keeper.group_state import MAX_REPLICAS
@@ -223,12 +224,7 @@ class ClusterConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
         """Return the settings that `as_dict` encoded."""
-        etcd = data.get("etcd")
-        if etcd is not None:
-            files = None if etcd["tls"] is None else Tls(**etcd["tls"])
-            etcd = Etcd(tuple(etcd["endpoints"]), files)
-        tls = None if data["tls"] is None else Tls(**data["tls"])
-        return cls(**{**data, "etcd": etcd, "tls": tls})
+        return msgspec.convert(data, cls)
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

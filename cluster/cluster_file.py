@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Tls
 from raymq.storage.files import json_file
@@ -49,12 +51,7 @@ def save(
 
     A folder that cannot be written does not fail the start.
     """
-    content = {
-        "name_servers": list(name_servers),
-        "ray_address": ray_address,
-        "tls": None if tls is None else asdict(tls),
-        "pid": pid,
-    }
+    content = asdict(ClusterEndpoint(tuple(name_servers), ray_address, tls, pid))
     with (
         contextlib.suppress(OSError, InvalidInput),
         tempfile.NamedTemporaryFile("w", dir=_folder(), delete=False) as file,
@@ -83,26 +80,18 @@ def load(namespace: str) -> ClusterEndpoint | None:
     try:
         with (_folder() / f"{namespace}.json").open(encoding="utf-8") as file:
             _check_own(file.name, os.fstat(file.fileno()), stat.S_IFREG)
-            return json_file.read(file.read(), _found)
+            return json_file.read(file.read(), _endpoint)
     except InvalidInput:
         raise
     except (OSError, ValueError):
         return None
 
 
-def _found(raw: Mapping[str, Any]) -> ClusterEndpoint:
-    servers, ray_address, tls, pid = raw["name_servers"], raw.get("ray_address"), raw.get("tls"), raw.get("pid")
-    if not isinstance(servers, list) or not isinstance(ray_address, str | None) or not isinstance(pid, int | None):
-        raise ValueError("no addresses")  # noqa: TRY004 - the content is wrong, not a type
-    return ClusterEndpoint(tuple(map(str, servers)), ray_address, None if tls is None else _tls(tls), pid)
-
-
-def _tls(raw: Mapping[str, Any]) -> Tls:
-    tls = Tls(**raw)
-    files, flags = (tls.ca_file, tls.cert_file, tls.key_file), (tls.client_auth, tls.check_host)
-    if not all(isinstance(each, str | None) for each in files) or not all(isinstance(each, bool) for each in flags):
-        raise ValueError("no files of TLS")
-    return tls
+def _endpoint(raw: Mapping[str, Any]) -> ClusterEndpoint:
+    endpoint = msgspec.convert(raw, ClusterEndpoint)
+    if endpoint.tls is not None and raw["tls"].keys() - asdict(endpoint.tls).keys():
+        raise ValueError("settings of TLS that this version does not have")  # it must not connect without them
+    return endpoint
 
 
 def forget(namespace: str, ray_address: str | None) -> None:

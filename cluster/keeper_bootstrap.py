@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from raymq.actors import actor_calls
 from raymq.actors.actor_options import make_keeper
 from raymq.actors.errors import BrokerUnavailable
@@ -238,11 +240,11 @@ class _KeeperStarter:
 
         def moved(members: Mapping[int, KeeperMember]) -> dict[int, KeeperMember]:
             return {
-                number: dataclasses.replace(member, address=self._addresses.get(number, member.address))
+                number: replace(member, address=self._addresses.get(number, member.address))
                 for number, member in members.items()
             }
 
-        return dataclasses.replace(
+        return replace(
             known, members=moved(known.members), before=None if known.before is None else moved(known.before)
         )
 

@@ -34,11 +34,6 @@ class DeliveryTimes:
     waits: Int64s
     texts: pa.Array
 
-    @property
-    def are_all_at_once(self) -> bool:
-        """Return True if no row is delayed."""
-        return not self.waits.any()
-
 
 def delivery_times(table: pa.Table, deliver_at: str | None, delay_level: str | None) -> DeliveryTimes:
     """Return the delays of the rows of `table` by these columns; null means no delay.

@@ -7,19 +7,23 @@ with the copy of the state journal, as a file that the master does not have. The
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated
 
-from raymq.storage.files import fileutil, json_file
+from msgspec import Meta
+
+from raymq.storage import typed_json
+from raymq.storage.errors import InvalidInput
+from raymq.storage.files import fileutil
 from raymq.storage.journal.journal_copy import EXPIRED_QUEUES, FilePart, parts_of
 
 ExpiredQueueOffsets = Mapping[str, Mapping[int, int]]
 
-_MOST: Final = 1 << 48
 #: The allowed topic names; no other name may become a folder.
-_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+_Topic = Annotated[str, Meta(pattern=r"^[%|a-zA-Z0-9_-]{1,255}\Z")]
+_QueueId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_End = Annotated[int, Meta(gt=0, lt=1 << 48)]
 
 
 def parts(ends: ExpiredQueueOffsets) -> Iterator[FilePart]:
@@ -30,10 +34,7 @@ def parts(ends: ExpiredQueueOffsets) -> Iterator[FilePart]:
 def load(path: Path) -> ExpiredQueueOffsets:
     """Return the queue ends in a file; nothing if it is missing or invalid."""
     try:
-        saved = json.loads(fileutil.read_whole(path))
-        ends = {str(topic): {int(q): int(end) for q, end in queues.items()} for topic, queues in saved.items()}
-    except (FileNotFoundError, *json_file.DECODE_ERRORS):
+        content = fileutil.read_whole(path)
+        return typed_json.decode(content, dict[_Topic, dict[_QueueId, _End]], str(path), "ends of queues")
+    except (FileNotFoundError, InvalidInput):
         return {}
-    names = all(_TOPIC.fullmatch(topic) for topic in ends)
-    numbers = all(0 <= q < 1 << 31 and 0 < end < _MOST for queues in ends.values() for q, end in queues.items())
-    return ends if names and numbers else {}

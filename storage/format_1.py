@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 
@@ -28,14 +28,6 @@ from raymq.storage.tables.request_mode import read_modes
 from raymq.storage.tables.state_tables import StateTables
 from raymq.storage.tables.topic_config import TopicConfigs
 
-#: The tables in `raymq/`: files, also with an ending, and folders.
-_TABLES: Final = frozenset(
-    {
-        *(f"{table}.journal" for table in ("deletions", "topics", "groups", "progress", "in_flight")),
-        *("homes", "members", "streams", "writes", "series", "transaction_checks"),
-    }
-)
-_ENDINGS: Final = (".tmp", ".bak", ".base", ".beside")
 _log = logging.getLogger(__name__)
 
 

@@ -226,10 +226,6 @@ class RocketMQFiles:
         return json_file.encode({"offsetTable": table, "raymqLogEnd": log_end})
 
 
-def _file_of_settings(name: str, table: SettingsTable[Any]) -> _File:
-    return _File(name, table, table.parse, partial(_settings, table), table.to_json)
-
-
 def _settings(table: SettingsTable[Any], raw: Mapping[str, Any]) -> Iterator[Fields]:
     """Return the events of a file of settings.
 

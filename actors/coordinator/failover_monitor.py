@@ -6,9 +6,11 @@ There is one object per group, without I/O and with an injected clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from raymq.actors.broker.replication.election import FencedState, NoWinner, Winner, choose_master
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy

@@ -13,7 +13,7 @@ from typing import Final
 from raymq.actors.errors import BadSubscription, InvalidInput
 from raymq.actors.filter.lru_cache import LRUCache
 from raymq.actors.filter.sql_filter import SqlFilter, compile_sql_steps
-from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.records.java_hash import tags_code
 
 ALL = "*"
@@ -62,19 +62,13 @@ MATCH_ALL = MessageFilter(None)
 _known: LRUCache[MessageFilter] = LRUCache(_KEPT_CHARACTERS)
 
 
-def parse_filter(kind: str, expression: str) -> MessageFilter:
+def parse_filter_steps(kind: str, expression: str) -> Steps[MessageFilter]:
     """Return the filter of an expression; an empty `kind` means tags.
+
+    It takes one step, except for an SQL92 expression that is not cached.
 
     Raises:
         BadSubscription: the expression has no tag, cannot be parsed or is too long, or its language is not supported.
-    """
-    return run_steps(parse_filter_steps(kind, expression))
-
-
-def parse_filter_steps(kind: str, expression: str) -> Steps[MessageFilter]:
-    """Parse a filter in steps, as `parse_filter`.
-
-    It takes one step, except for an SQL92 expression that is not cached.
     """
     if kind == SQL92:
         try:

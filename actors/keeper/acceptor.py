@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from raymq.actors.keeper.keeper_codec import MAX_KEYS
 from raymq.actors.keeper.keeper_messages import (
+    MAX_KEYS,
     Accept,
     AcceptedBallot,
     Answer,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
 
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_set import KeeperSet
@@ -18,13 +20,19 @@ from raymq.actors.keeper.keeper_set import KeeperSet
 KEEPERS: Final = ""
 #: The greatest length of a key, in characters.
 MAX_KEY_LENGTH: Final = 255
+#: The most keys in one answer.
+MAX_KEYS: Final = 10_000
+
+_Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Key = Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
+_Seconds = Annotated[float, Meta(ge=0, lt=3600)]
 
 
 class Ballot(NamedTuple):
     """The number of an attempt: first the round, then the proposer."""
 
-    round: int
-    proposer: int
+    round: _Number
+    proposer: _Number
 
 
 NO_BALLOT: Final = Ballot(0, 0)
@@ -39,8 +47,8 @@ class Registered:
         change: a random text of the change that wrote the value, by which the writer recognizes its own change.
     """
 
-    version: int = 0
-    change: str = ""
+    version: _Number = 0
+    change: _Key = ""
     value: GroupState | KeeperSet | None = None
 
 
@@ -54,60 +62,58 @@ class LeaseClaim:
     It has the replica's number, the nonce of its process, and the epoch in which it was elected.
     """
 
-    replica: int
-    nonce: str
-    epoch: int
+    replica: _Number
+    nonce: _Key
+    epoch: _Number
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class _Message(Struct, frozen=True, tag_field="kind", tag=True, forbid_unknown_fields=True):
+    """Base class of requests and answers; the name of a message's class is its kind on the wire."""
+
+
+class Prepare(_Message, frozen=True):
     """Request to promise to accept nothing below this ballot, and to report the accepted value.
 
     `moves`: the change is to remove the master, or to give the group one.
     """
 
-    key: str
+    key: _Key
     ballot: Ballot
     moves: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(_Message, frozen=True):
     """Request to accept this value under this ballot."""
 
-    key: str
+    key: _Key
     ballot: Ballot
     entry: Registered
 
 
-@dataclass(frozen=True, slots=True)
-class Inquire:
+class Inquire(_Message, frozen=True):
     """Request to report the promised ballot and the accepted value, without a promise."""
 
-    key: str
+    key: _Key
 
 
-@dataclass(frozen=True, slots=True)
-class ListKeys:
+class ListKeys(_Message, frozen=True):
     """Request to list all keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(_Message, frozen=True):
     """Request to give or extend the master's lease of a group.
 
     The lease lasts one TTL from the keeper's answer.
     """
 
-    key: str
+    key: _Key
     claim: LeaseClaim
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(_Message, frozen=True):
     """Request of a master that steps down: end its lease now."""
 
-    key: str
+    key: _Key
     claim: LeaseClaim
 
 
@@ -121,13 +127,12 @@ class KeeperCall:
     `set_number` is the number of the set that the client knows; `incarnation` is the keeper that the call is for.
     """
 
-    set_number: int
-    incarnation: str
+    set_number: _Number
+    incarnation: _Key
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Promised:
+class Promised(_Message, frozen=True):
     """The promise, with the value that was accepted last and its ballot."""
 
     ballot: Ballot
@@ -135,15 +140,13 @@ class Promised:
     entry: Registered
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedBallot:
+class AcceptedBallot(_Message, frozen=True):
     """The value is accepted and on disk."""
 
     ballot: Ballot
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(_Message, frozen=True):
     """The answer to `Inquire`: the promised ballot, and the accepted ballot and value."""
 
     promised: Ballot
@@ -151,25 +154,22 @@ class Standing:
     entry: Registered
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(_Message, frozen=True):
     """All keys for which this keeper has accepted a value."""
 
-    keys: tuple[str, ...]
+    keys: Annotated[tuple[_Key, ...], Meta(max_length=MAX_KEYS)]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGiven:
+class LeaseGiven(_Message, frozen=True):
     """A lease of `seconds`, counted from the keeper's answer.
 
     The master counts the seconds from before its request.
     """
 
-    seconds: float
+    seconds: _Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(_Message, frozen=True):
     """The lease has ended."""
 
 
@@ -192,13 +192,12 @@ class Reason(enum.Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperRefused:
+class KeeperRefused(_Message, frozen=True):
     """The keeper refuses the request, and has changed nothing that the request asked for."""
 
     reason: Reason
     ballot: Ballot = NO_BALLOT
-    wait_seconds: float = 0.0
+    wait_seconds: _Seconds = 0.0
     keepers: KeeperSet | None = None
 
 

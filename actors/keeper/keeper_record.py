@@ -1,20 +1,20 @@
 """The state that a keeper persists, and the interface of its file.
 
-{"cluster": "c1", "number": 2, "incarnation": "8a..", "saves": 17, "keepers": {...},
- "keys": {"broker-a": {"promised": [7, 12], "moves": false, "accepted": [7, 12], "entry": {...}}}}
+{"cluster": "c1", "number": 2, "incarnation": "8a..", "keepers": {...},
+ "slots": {"broker-a": {"promised": [7, 12], "moves": false, "accepted": [7, 12], "entry": {...}}}, "saves": 17}
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from raymq.actors.keeper.keeper_codec import ballot_from, registered_from, registered_json
+import msgspec
+
 from raymq.actors.keeper.keeper_messages import NO_BALLOT, NOTHING, Ballot, Registered
 from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.storage.errors import InvalidInput
+from raymq.storage import typed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,45 +58,34 @@ class KeeperRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON on one line."""
-        content: dict[str, Any] = {
-            "cluster": self.cluster,
-            "number": self.number,
-            "incarnation": self.incarnation,
-            "saves": self.saves,
-            "keepers": self.keepers.to_json(),
-            "keys": {
-                key: {
-                    "promised": slot.promised,
-                    "moves": slot.moves,
-                    "accepted": slot.accepted,
-                    "entry": registered_json(slot.entry),
-                }
-                for key, slot in self.slots.items()
-            },
-        }
-        return json.dumps(content, separators=(",", ":")).encode()
+        return typed_json.encode(self)
 
     @classmethod
     def decode(cls, encoded: bytes) -> KeeperRecord:
         """Return the record that `encode` wrote; raise InvalidInput for any other form."""
-        try:
-            raw = json.loads(encoded)
-            keepers = raw["keepers"]
-            slots = {
-                str(key): Slot(
-                    ballot_from(each["promised"]),
-                    bool(each["moves"]),
-                    ballot_from(each["accepted"]),
-                    registered_from(each["entry"]),
-                )
-                for key, each in raw["keys"].items()
-            }
-            known = KeeperSet.from_json(keepers) if keepers["members"] else KeeperSet()
-            return cls(
-                str(raw["cluster"]), int(raw["number"]), str(raw["incarnation"]), known, slots, int(raw["saves"])
-            )
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise InvalidInput("keeper's file", "a keeper's record", f"{error!r}") from error
+        if b'"keys":' in encoded:
+            encoded = _converted(encoded)
+        return typed_json.decode(encoded, cls, "keeper's file", "a keeper's record")
+
+
+def _converted(encoded: bytes) -> bytes:
+    """Return a record of the former form, whose slots are "keys" and where an entry has the kind of its value."""
+    record = typed_json.decode(encoded, _FormerRecord, "keeper's file", "a keeper's record")
+    for slot in record.keys.values():
+        entry = slot["entry"]
+        if entry.get("value"):
+            entry["value"] |= {"kind": entry.get("kind", "")}
+    content = msgspec.structs.asdict(record)
+    return msgspec.json.encode(content | {"slots": content.pop("keys")})
+
+
+class _FormerRecord(msgspec.Struct):
+    cluster: str
+    number: int
+    incarnation: str
+    saves: int
+    keepers: dict[str, Any]
+    keys: dict[str, dict[str, dict[str, Any] | Any]]
 
 
 class KeeperFile(Protocol):

@@ -11,10 +11,12 @@ may the next change begin.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from raymq.storage.errors import InvalidInput
 
@@ -22,24 +24,28 @@ from raymq.storage.errors import InvalidInput
 MAX_KEEPERS: Final = 7
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperMember:
+_Text = Annotated[str, Meta(max_length=300)]
+
+
+class KeeperMember(Struct, frozen=True, array_like=True):
     """One keeper: its address ("host:port", or an actor's name) and its incarnation."""
 
-    address: str
-    incarnation: str
+    address: _Text
+    incarnation: _Text
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperSet:
+_Members = Annotated[Mapping[int, KeeperMember], Meta(max_length=MAX_KEEPERS)]
+
+
+class KeeperSet(Struct, frozen=True, tag_field="kind", tag="keepers"):
     """The keepers of a cluster.
 
     `number` counts the changes of the set. A keeper refuses clients that know an older set than it does.
     """
 
-    number: int = 0
-    members: Mapping[int, KeeperMember] = field(default_factory=dict)
-    before: Mapping[int, KeeperMember] | None = None
+    number: Annotated[int, Meta(ge=0)] = 0
+    members: _Members = msgspec.field(default_factory=dict)
+    before: _Members | None = None
 
     @property
     def all_members(self) -> Mapping[int, KeeperMember]:
@@ -85,7 +91,7 @@ class KeeperSet:
 
     def settled(self) -> KeeperSet:
         """Return the set after the change in progress."""
-        return dataclasses.replace(self, number=self.number + 1, before=None)
+        return replace(self, number=self.number + 1, before=None)
 
     def follows(self, former: KeeperSet) -> bool:
         """Return True if this set is the result of one allowed step from `former`."""
@@ -99,25 +105,16 @@ class KeeperSet:
 
     def to_json(self) -> dict[str, Any]:
         """Return the set as JSON values."""
-        return {
-            "number": self.number,
-            "members": _members_json(self.members),
-            "before": None if self.before is None else _members_json(self.before),
-        }
+        content: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return content
 
     @classmethod
     def from_json(cls, raw: object) -> KeeperSet:
         """Return the set that `to_json` encoded; raise InvalidInput for any other form."""
         try:
-            if not isinstance(raw, dict) or type(raw["number"]) is not int or raw["number"] < 0:
-                raise TypeError("not a set of keepers")
-            before = raw["before"]
-            keepers = cls(raw["number"], _members(raw["members"]), None if before is None else _members(before))
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise InvalidInput("keepers", "a set of keepers", f"{error!r}") from error
-        if not 0 < len(keepers.members) <= MAX_KEEPERS or len(keepers.before or ()) > MAX_KEEPERS:
-            raise InvalidInput("keepers", f"1..{MAX_KEEPERS}", len(keepers.members))
-        return keepers
+            return msgspec.convert(raw, cls, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise InvalidInput("keepers", "a set of keepers", str(error)) from error
 
     def _groups(self) -> list[Mapping[int, KeeperMember]]:
         return [self.members] if self.before is None else [self.members, self.before]
@@ -125,16 +122,3 @@ class KeeperSet:
     def _check_settled(self) -> None:
         if self.before is not None:
             raise InvalidInput("keepers", "one change at a time", "another change is in progress")
-
-
-def _members_json(members: Mapping[int, KeeperMember]) -> dict[str, Any]:
-    return {str(number): [member.address, member.incarnation] for number, member in members.items()}
-
-
-def _members(raw: Mapping[str, Any]) -> dict[int, KeeperMember]:
-    members = {}
-    for number, (address, incarnation) in raw.items():
-        if not isinstance(address, str) or not isinstance(incarnation, str) or len(address + incarnation) > 600:
-            raise TypeError(f"keeper {number}")
-        members[int(number)] = KeeperMember(address, incarnation)
-    return members

@@ -6,7 +6,6 @@ What is in it, in the order to read it:
     recently_left_brokers: brokers that left the routes a short time ago.
     kv_config: the key-value configuration.
     route_handlers, configuration_handlers: the request handlers.
-    registration_queue: long registrations, decoded one after another.
     controller_handlers: requests of RocketMQ's tools to a controller.
     controller_facade: the answers to them, and manual elections.
 """

@@ -7,10 +7,11 @@ in the register.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
 
 from raymq.actors.coordinator.manual_failover import elect_manually
 from raymq.actors.coordinator.replica_client import ReplicaClient
@@ -31,7 +32,7 @@ from raymq.storage.clock import boottime
 #: RocketMQ's tools time out after 5 s.
 _ELECT_SECONDS: Final = 8.0
 _CLEAN_TRIES: Final = 5
-_MAX_GROUPS: Final = 1_000
+_Names = Annotated[list[str], Meta(max_length=1_000)]
 _MAX_BODY_BYTES: Final = 1 << 20
 
 
@@ -203,13 +204,7 @@ def _without(state: GroupState, number: int, *, is_alive: bool) -> GroupState:
 
 
 def _names(request: Command) -> list[str]:
-    try:
-        names = json.loads(bytes(request.body)) if len(request.body) <= _MAX_BODY_BYTES else None
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or len(names) > _MAX_GROUPS or not all(isinstance(each, str) for each in names):
-        raise InvalidInput("body", f"a list of at most {_MAX_GROUPS} brokers' names", "another value")
-    return names
+    return json_body.decode(request.body, _Names, max_bytes=_MAX_BODY_BYTES)
 
 
 def _master_fields(state: GroupState) -> dict[str, Any]:

@@ -79,9 +79,3 @@ class RecentlyLeftBrokers:
             if topic in away.topics and now - away.since < RECENTLY_LEFT_SECONDS
         ]
         return tuple(sorted(found, key=lambda each: each.data.broker))
-
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert self.topics == sum(len(away.topics) for away in self._brokers.values())
-        since = [away.since for away in self._brokers.values()]
-        assert since == sorted(since)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from raymq.actors.errors import InvalidInput
-from raymq.actors.names.registration_queue import RegistrationQueue
+from raymq.actors.errors import InvalidInput, ServerBusy
 from raymq.actors.names.route_table import RouteTable
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import MASTER_ID, QueueData
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.route_answers import AWAY, AWAY_FOR, BODY_LIMIT, MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
-from raymq.actors.wire.frame import MAX_FRAME_BYTES, Command
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
 from raymq.actors.wire.headers.route_headers import (
     AddWritePermission,
     DeleteTopicInNameServer,
@@ -26,22 +26,17 @@ from raymq.actors.wire.headers.route_headers import (
     UnregisterBroker,
     WipeWritePermission,
 )
-from raymq.actors.wire.incremental_json import read_object_steps
-from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler
-from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.files.json_file import DataVersion
 
 #: The most JSON values of a registration: a broker with 100,000 topics sends five values per topic.
 _MAX_REGISTERED_VALUES = 600_000
-#: Topics per step of decoding a registration; other requests run between two steps.
-_TOPICS_AT_ONCE = 200
-#: Names per step of encoding a list, and lists of all topics made at a time: each takes some 50 bytes per name.
-_NAMES_AT_ONCE = 2_000
-_LISTS_AT_ONCE = 2
-#: A longer registration waits in the queue. A shorter one, of some 500 topics at most, is decoded at once in one step,
-#: so that no later request of the broker comes in between.
+#: A longer registration is read in a worker thread. A shorter one, of some 500 topics at most, is read at once.
 _SHORT_BYTES = 25_000
+#: Lists of all topics made at a time: each takes some 50 bytes per name.
+_LISTS_AT_ONCE = 2
 
 
 def handlers(
@@ -58,41 +53,29 @@ def handlers(
 
 def _registration(table: RouteTable) -> dict[int, Handler]:
     watched: set[ServerConnection] = set()
-    long = RegistrationQueue()
+    long = _LongRegistrations()
 
     def watch(connection: ServerConnection) -> None:
         if connection not in watched:
             watched.add(connection)
             connection.add_close_callback(lambda: watched.discard(connection))
             connection.add_close_callback(lambda: table.connection_closed(connection))
-            connection.add_close_callback(lambda: long.connection_closed(connection))
 
-    def register(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
+    def register(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         header = RegisterBroker.read(request)
         if header.compressed:
             raise InvalidInput("compressed", "false", "true")
-        replica = header.broker_name, header.broker_id, header.broker_addr
         watch(connection)
         if len(request.body) > _SHORT_BYTES:
-            return long.add(replica, connection, read(connection, request))
-        long.drop(replica)
-        return run_steps(read(connection, request))
+            return put_later(connection, request, long.add(header, connection, request))
+        long.drop(header.broker_name, header.broker_id, header.broker_addr)
+        return put(connection, request, _read_registration(header, request.body))
 
-    def read(connection: ServerConnection, request: Command) -> Steps[Command]:
-        header = RegisterBroker.read(request)
-        body = yield from read_object_steps(request.body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
-        try:
-            wrapper = body["topicConfigSerializeWrapper"]
-            version = DataVersion.from_json(wrapper.get("dataVersion"))
-            configs = wrapper["topicConfigTable"].items()
-            queues = yield from map_steps(lambda item: _queue_data(header.broker_name, *item), configs, _TOPICS_AT_ONCE)
-            topics = dict(queues)
-            deleted = [str(name) for name in body.get("raymqDeleted") or []]
-            since = header.raymq_since and DataVersion.from_json(json.loads(header.raymq_since))
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            if isinstance(error, InvalidInput):
-                raise
-            raise InvalidInput("registration", "the body of REGISTER_BROKER", repr(error)) from error
+    async def put_later(connection: ServerConnection, request: Command, read: Awaitable[_Registration]) -> Command:
+        return put(connection, request, await read)
+
+    def put(connection: ServerConnection, request: Command, read: _Registration) -> Command:
+        header, (version, topics, deleted, since) = RegisterBroker.read(request), read
         accepted = True
         if since:
             accepted = table.amend(
@@ -128,7 +111,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
     def unregister(_: ServerConnection, request: Command) -> Command:
         header = UnregisterBroker.read(request)
-        long.drop((header.broker_name, header.broker_id, header.broker_addr))
+        long.drop(header.broker_name, header.broker_id, header.broker_addr)
         table.unregister(header.broker_name, header.broker_id, header.broker_addr)
         return request.response(ResponseCode.SUCCESS)
 
@@ -137,6 +120,72 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         RequestCode.QUERY_DATA_VERSION: heartbeat,
         RequestCode.UNREGISTER_BROKER: unregister,
     }
+
+
+class _Registration(NamedTuple):
+    """The content of a registration's body: all topics of a broker, or those that changed since a version."""
+
+    version: DataVersion
+    topics: dict[str, QueueData]
+    deleted: list[str]
+    since: DataVersion | None
+
+
+class _LongRegistrations:
+    """Reads long registrations one after another in a worker thread, and drops those that are obsolete.
+
+    If many were read at the same time, all would end late, after the time-out of every broker. Each broker would then
+    send all of its topics again.
+    """
+
+    def __init__(self) -> None:
+        #: The newest of each replica. Its address is part of the key, as two may register as the master.
+        self._newest: dict[tuple[str, int, str], Command] = {}
+        self._lock = asyncio.Lock()
+
+    def add(self, header: RegisterBroker, connection: ServerConnection, request: Command) -> Awaitable[_Registration]:
+        """Return the future content; ServerBusy if the broker sent a newer request or the connection has ended."""
+        replica = header.broker_name, header.broker_id, header.broker_addr
+        self._newest[replica] = request
+
+        async def read() -> _Registration:
+            try:
+                async with self._lock:
+                    check_wanted()
+                    content = await asyncio.to_thread(_read_registration, header, request.body)
+                check_wanted()
+                return content
+            finally:
+                if self._newest.get(replica) is request:
+                    del self._newest[replica]
+
+        def check_wanted() -> None:
+            if self._newest.get(replica) is not request:
+                raise ServerBusy("the broker sent a newer request")
+            if connection.is_gone:
+                raise ServerBusy("the connection ended")
+
+        return read()
+
+    def drop(self, name: str, replica_id: int, address: str) -> None:
+        """Drop a replica's registration, because the broker has sent a newer request."""
+        self._newest.pop((name, replica_id, address), None)
+
+
+def _read_registration(header: RegisterBroker, body: Buffer) -> _Registration:
+    """Read the body of a registration, in any thread."""
+    content = json_body.read_object(body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
+    try:
+        wrapper = content["topicConfigSerializeWrapper"]
+        version = DataVersion.from_json(wrapper.get("dataVersion"))
+        topics = dict(_queue_data(header.broker_name, *item) for item in wrapper["topicConfigTable"].items())
+        deleted = [str(name) for name in content.get("raymqDeleted") or []]
+        since = DataVersion.from_json(json.loads(header.raymq_since)) if header.raymq_since else None
+    except InvalidInput:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise InvalidInput("registration", "the body of REGISTER_BROKER", repr(error)) from error
+    return _Registration(version, topics, deleted, since)
 
 
 def _queue_data(broker: str, name: str, config: Mapping[str, Any]) -> tuple[str, QueueData]:
@@ -221,14 +270,15 @@ def _lookup(
         return json_body.answer(request, {"brokerMemberGroup": group})
 
     def topics(_: ServerConnection, request: Command) -> Steps[Command]:
-        return (yield from listed(request, None))
+        return listed(request, None)
 
     def topics_of_cluster(_: ServerConnection, request: Command) -> Steps[Command]:
-        return (yield from listed(request, GetTopicsByCluster.read(request).cluster))
+        return listed(request, GetTopicsByCluster.read(request).cluster)
 
     def listed(request: Command, cluster: str | None) -> Steps[Command]:
-        names = yield from table.topic_list_steps(cluster)
-        return json_body.object_response(request, {"topicList": (yield from json_body.listed(names, _NAMES_AT_ONCE))})
+        answers: list[Command] = []
+        yield lambda: answers.append(json_body.answer(request, {"topicList": table.topics(cluster)}))
+        return answers[0]
 
     def system_topics(_: ServerConnection, request: Command) -> Command:
         brokers = table.view().brokers

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Final
 
 from raymq.actors.errors import FencedEpoch, InvalidInput, ServerBusy, TopicNotFound, TopicUnavailable, no_route_to
 from raymq.actors.names.recently_left_brokers import RecentlyLeftBrokers
 from raymq.actors.protocol import HEARTBEAT_SECONDS, MASTER_ID, PERM_WRITE, ClusterView, QueueData, TopicRoute
-from raymq.storage.cooperative_steps import Steps, run_steps
 from raymq.storage.files.json_file import DataVersion
 
 #: Brokers leave the routes after this long without a heartbeat: a crashed broker leaves the routes in under 5 s.
@@ -40,10 +37,6 @@ MAX_REGISTRATIONS = 2_000
 MAX_TOPICS = 1_000_000
 #: ... and the greatest length of a name or an address, in characters.
 MAX_NAME_CHARACTERS = 255
-
-#: Topics per step of listing them.
-_NAMES_AT_ONCE: Final = 2_000
-_PARTS: Final = 64
 
 
 @dataclass(slots=True)
@@ -342,24 +335,13 @@ class RouteTable:
         return TopicRoute(topic, tuple(queues), addresses, limits, away)
 
     def topics(self, cluster: str | None = None) -> list[str]:
-        """Return the names of all topics, or of those of one cluster, sorted."""
-        return sorted(run_steps(self.topic_list_steps(cluster)))
-
-    def topic_list_steps(self, cluster: str | None = None) -> Steps[list[str]]:
-        """List the current topics in steps, as `topics`, in any order."""
-        tables = [list(each.topics) for _, _, each in self._registrations() if cluster in (None, each.cluster)]
-        # One dict of all names would have to be rehashed as a whole now and then, which takes long.
-        parts: list[dict[str, None]] = [{} for _ in range(_PARTS)]
-        for number, name in enumerate(chain.from_iterable(tables)):
-            if number and number % _NAMES_AT_ONCE == 0:
-                yield None
-            parts[hash(name) % _PARTS][name] = None
-        names: list[str] = []
-        for part in parts:
-            if len(names) > _NAMES_AT_ONCE:
-                yield None
-            names += part
-        return names
+        """Return the names of the topics of a cluster, or of all, in any order. May be called in any thread."""
+        names: set[str] = set()
+        for replicas in list(self._brokers.values()):
+            for each in list(replicas.values()):
+                if cluster in (None, each.cluster):
+                    names.update(each.topics)
+        return list(names)
 
     def view(self) -> ClusterView:
         """Return all registered brokers."""
@@ -408,18 +390,6 @@ class RouteTable:
         """Undo `wipe_write_permission`; return how many topics are writable now."""
         self._read_only.discard(broker)
         return self._writable_topics(broker)
-
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert all(self._brokers.values()), "a broker without a replica is listed"
-        for replicas in self._brokers.values():
-            assert len({registration.cluster for registration in replicas.values()}) == 1
-            assert len({registration.address for registration in replicas.values()}) == len(replicas)
-        assert self._epochs.keys() <= self._brokers.keys()
-        registrations = [registration for _, _, registration in self._registrations()]
-        assert self._count == len(registrations)
-        assert self._topics == sum(len(registration.topics) for registration in registrations)
-        self._away.validate()
 
     def _registrations(self) -> Iterator[tuple[str, int, _Registration]]:
         for broker, replicas in self._brokers.items():

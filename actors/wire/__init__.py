@@ -7,7 +7,7 @@ What is in it, in the order to read it:
     headers: the fields of each request, under RocketMQ's names.
     commands: requests as values, one file per family: the client builds them, the server reads them, and answers.
     bare_frame: frames with the shortest header.
-    json_body, incremental_json, java_properties: bodies in RocketMQ's formats.
+    json_body, java_properties: bodies in RocketMQ's formats.
     frame_reader, frame_writer: read and write the frames of a byte stream.
     loop_queue: calls that are deferred to later iterations of the event loop.
     connection_pool: the client's connections.

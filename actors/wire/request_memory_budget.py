@@ -93,9 +93,3 @@ class RequestMemoryBudget:
     def end_turn(self) -> None:
         """End the current turn, so that another frame may get it."""
         self._turn = None
-
-    def validate(self) -> None:
-        """Assert that the counters agree with the recorded frames, for tests."""
-        assert self.held_bytes >= 0
-        assert self.arriving_bytes == sum(self._memory.values())
-        assert self._turn is None or self._turn in self._memory

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, RayMQError, TopicNotFound
 from raymq.actors.protocol import PERM_READ, MessageQueue
 from raymq.actors.wire.commands import stream_plan_commands as wire
 from raymq.actors.wire.commands.stream_plan_commands import QueryPlans, TopicBounds
@@ -138,15 +138,3 @@ async def retained_end(mq: Connection, queue: MessageQueue, epoch: int) -> int |
     topic_bounds = wire.read_topic_bounds(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
     each = topic_bounds.queues.get(queue.queue_id)
     return None if each is None else each.kept
-
-
-def queue_bounds(found: Mapping[BrokerTopic, TopicBounds], queue: MessageQueue) -> tuple[int, int]:
-    """Return a queue's minimum and maximum offset from the result of `bounds`.
-
-    Raise QueueNotFound if the queue is not in it.
-    """
-    of_topic = found.get((queue.topic, queue.broker))
-    each = None if of_topic is None else of_topic.queues.get(queue.queue_id)
-    if each is None:
-        raise QueueNotFound(f"{queue} does not exist")
-    return each.low, each.high

@@ -7,8 +7,10 @@ continues it. A replica that is to be removed stays until the new one is in sync
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import msgspec
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.keeper.group_state import MAX_REPLICAS
@@ -60,12 +62,7 @@ class ReplicaChange:
 
     def to_json(self) -> dict[str, Any]:
         """Return the change as it is recorded."""
-        return {"verb": self.verb, "new": self.new, "machine": self.machine, "old": self.old}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> ReplicaChange:
-        """Return the change that `to_json` encoded."""
-        return cls(str(raw["verb"]), raw.get("new"), str(raw.get("machine", "")), raw.get("old"))
+        return asdict(self)
 
     def describe(self) -> str:
         """Describe the change for people."""
@@ -165,7 +162,9 @@ class ReplicaChangePlanner:
 def pending_changes(layout: ClusterLayout, group: str) -> ReplicaChange | None:
     """Return the replica change in progress in a group, None if there is none."""
     raw = layout.pending_changes.get(group)
-    return None if raw is None or raw.get("verb") not in ("add", "move", "remove") else ReplicaChange.from_json(raw)
+    return (
+        None if raw is None or raw.get("verb") not in ("add", "move", "remove") else msgspec.convert(raw, ReplicaChange)
+    )
 
 
 def planned(group: str, change: ReplicaChange, min_in_sync: int, scene: ReplicaChangeState) -> ReplicaChange:

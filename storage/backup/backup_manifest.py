@@ -14,7 +14,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from raymq.storage.backup.backup_state import is_backup_path
 from raymq.storage.directory_format import DirectoryFormat
@@ -34,6 +37,8 @@ _MAX_BYTES: Final = (1 << 63) - 1
 _MAX_NAME: Final = 255
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_Bytes = Annotated[int, Meta(ge=0, le=_MAX_BYTES)]
+_Digest = Annotated[str, Meta(pattern=rf"^{_DIGEST.pattern}\Z")]
 _LOG_FILE: Final = re.compile(r"commitlog/[0-9]{20}")
 
 
@@ -43,18 +48,18 @@ class Extent(NamedTuple):
     The extent has `length` bytes at offset `at` of the object, with the SHA-256 `digest`.
     """
 
-    object: str
-    at: int
-    length: int
-    digest: str
+    object: _Digest
+    at: Annotated[int, Meta(ge=0, le=MAX_OBJECT_BYTES)]
+    length: Annotated[int, Meta(gt=0, le=EXTENT_BYTES)]
+    digest: _Digest
 
 
 class FileFingerprint(NamedTuple):
     """Values that identify an unchanged log file without reading it."""
 
-    inode: int
-    modified_ns: int
-    size: int
+    inode: _Bytes
+    modified_ns: _Bytes
+    size: _Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class StoredFile:
     """
 
     path: str
-    size: int
+    size: _Bytes
     extents: tuple[Extent, ...]
     mark: FileFingerprint | None = None
 
@@ -87,11 +92,11 @@ class Manifest:
         store: the format of the directory that was backed up.
     """
 
-    name: str
-    made_at_ms: int
+    name: Annotated[str, Meta(pattern=rf"^{_NAME.pattern}\Z")]
+    made_at_ms: _Bytes
     broker: BrokerIdentity
-    log_begin: int
-    log_end: int
+    log_begin: _Bytes
+    log_end: _Bytes
     folders: tuple[str, ...] = ()
     files: tuple[StoredFile, ...] = field(default=(), repr=False)
     store: DirectoryFormat = field(default_factory=DirectoryFormat)
@@ -139,12 +144,12 @@ def decode(where: str, content: bytes) -> Manifest:
         digest = parsed.pop("sha256")
         if digest != _digest(parsed):
             raise ValueError("wrong checksum")
-        if _number(parsed["format"]) > FORMAT:
-            raise FormatTooNew(where, parsed["format"], FORMAT, _text(parsed.get("writtenBy", "")))
+        if parsed["format"] > FORMAT:
+            raise FormatTooNew(where, parsed["format"], FORMAT, str(parsed.get("writtenBy", "")))
         if parsed["format"] != FORMAT:
             raise ValueError(f"unknown format {parsed['format']}")
-        return _manifest(parsed)
-    except (InvalidInput, *json_file.DECODE_ERRORS) as error:
+        return _checked(msgspec.convert(parsed, Manifest))
+    except json_file.DECODE_ERRORS as error:
         raise StoreCorrupt(where, 0, f"not the manifest of a backup: {error}") from error
 
 
@@ -152,24 +157,27 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _manifest(content: Mapping[str, Any]) -> Manifest:
-    files = tuple(_file(each) for each in content["files"])
-    folders = tuple(_path(each) for each in content["folders"])
-    paths = [*folders, *(file.path for file in files)]
+def _checked(manifest: Manifest) -> Manifest:
+    """Return the manifest; raise ValueError unless its paths and extents are possible."""
+    for file in manifest.files:
+        if any(each.length > MAX_OBJECT_BYTES - each.at for each in file.extents) or file.stored_bytes > file.size:
+            raise ValueError(f"{file.path!r:.200} has an impossible extent")
+    paths = [*manifest.folders, *(file.path for file in manifest.files)]
+    if wrong := [path for path in paths if not _is_path(path)]:
+        raise ValueError(f"not a path of a backup: {wrong[0]!r:.200}")
     if len(set(paths)) < len(paths):
         raise ValueError("a path occurs twice")
     above = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
-    if wrong := above & {file.path for file in files}:
-        raise ValueError(f"a file that is also a folder: {min(wrong)!r:.200}")
-    broker = content["broker"]
-    name, cluster, host = (_text(broker[key]) for key in ("name", "cluster", "host"))
-    known = BrokerIdentity(name, cluster, host, _number(broker["port"], 65535), _number(broker["epoch"]))
-    begin, end = _number(content["log_begin"]), _number(content["log_end"])
-    _check_log(files, begin, end)
-    # Backups from before the directory's format was recorded have no such field; their format is the first one.
-    store = DirectoryFormat(**content["store"]) if "store" in content else DirectoryFormat()
-    made_at_ms = _number(content["made_at_ms"])
-    return Manifest(check_name(content["name"]), made_at_ms, known, begin, end, folders, files, store)
+    if also := above & {file.path for file in manifest.files}:
+        raise ValueError(f"a file that is also a folder: {min(also)!r:.200}")
+    _check_log(manifest.files, manifest.log_begin, manifest.log_end)
+    return manifest
+
+
+def _is_path(path: str) -> bool:
+    """Return True if a backup may have a file or folder at this path."""
+    names = path.encode().split(b"/")
+    return bool(_LOG_FILE.fullmatch(path) or is_backup_path(path)) and max(map(len, names)) <= _MAX_NAME
 
 
 def _check_log(files: Sequence[StoredFile], begin: int, end: int) -> None:
@@ -181,40 +189,3 @@ def _check_log(files: Sequence[StoredFile], begin: int, end: int) -> None:
         at += file.size
     if not begin <= end <= at:
         raise ValueError(f"the log is from {begin} to {end}, but its files end at {at}")
-
-
-def _file(entry: Mapping[str, Any]) -> StoredFile:
-    extents = tuple(_extent(*each) for each in entry["extents"])
-    mark = None if entry["mark"] is None else FileFingerprint(*map(_number, entry["mark"]))
-    file = StoredFile(_path(entry["path"]), _number(entry["size"]), extents, mark)
-    if file.stored_bytes > file.size:
-        raise ValueError(f"{file.path} has more bytes than its size")
-    return file
-
-
-def _extent(name: Any, at: Any, length: Any, digest: Any) -> Extent:
-    if not (is_object(_text(name)) and is_object(_text(digest))):
-        raise ValueError(f"not the name of an object: {name!r:.80}")
-    extent = Extent(name, _number(at, MAX_OBJECT_BYTES), _number(length, EXTENT_BYTES), digest)
-    if not 0 < extent.length <= MAX_OBJECT_BYTES - extent.at:
-        raise ValueError(f"invalid extent of {extent.length} bytes at {extent.at}")
-    return extent
-
-
-def _path(value: Any) -> str:
-    path = _text(value)
-    if not (_LOG_FILE.fullmatch(path) or is_backup_path(path)) or max(map(len, path.encode().split(b"/"))) > _MAX_NAME:
-        raise ValueError(f"not a path of a backup: {path!r:.200}")
-    return path
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"not a text: {value!r:.80}")
-    return value
-
-
-def _number(value: Any, most: int = _MAX_BYTES) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"not a number from 0 to {most}: {value!r:.80}")
-    return value

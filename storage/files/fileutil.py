@@ -277,17 +277,6 @@ def write_temp_file(path: Path, content: bytes | memoryview) -> int:
     return fd
 
 
-def install_temp_file(path: Path) -> None:
-    """Rename the temporary file to `path`, not durably yet.
-
-    This is the second half of `replace`.
-
-    Raises:
-        StoreFull, StoreFailed: the rename failed; the old file stays.
-    """
-    _rename(temp_path_of(path), path)
-
-
 def temp_path_of(path: Path) -> Path:
     """Return the path of the temporary file that `replace` renames to `path`.
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
@@ -36,7 +38,9 @@ _NUMBER_AT_END = re.compile(rb',"[^"]*":([0-9]{1,10})\}\Z')
 #: No table nests deeper. Deeper values are refused when read, because writing them later on a deeper stack would fail.
 _DEEPEST: Final = 64
 #: Errors raised by reading a value of an unexpected form: a list for a number, 1e999, a thousand brackets.
-DECODE_ERRORS: Final = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+DECODE_ERRORS: Final = (
+    *(ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, msgspec.ValidationError),
+)
 
 
 def parse(text: str, *, within: int = 0) -> dict[str, Any]:

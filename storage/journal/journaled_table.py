@@ -11,8 +11,6 @@ from raymq.storage.journal.recovery_bounds import RecoveryBounds
 
 #: The values of an event; msgpack has to be able to encode them.
 Fields = Sequence[Any]
-#: An event has at most this many values.
-MAX_FIELDS = 12
 
 
 class EventJournal(Protocol):

@@ -30,8 +30,6 @@ _HEADER = layout.header_dtype(
     )
 )
 _EITHER_IPV6 = layout.SYS_FLAG_BORN_IPV6 | layout.SYS_FLAG_STORE_IPV6
-#: The size of the topic's and the properties' length fields.
-_LEAST_TAIL = layout.MIN_RECORD_BYTES - layout.OFFSET_BODY
 #: The bytes from the first to the last stamped field of such a header.
 _STAMPED = slice(layout.OFFSET_QUEUE_OFFSET, layout.OFFSET_RECONSUME_TIMES)
 

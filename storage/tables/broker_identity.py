@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from raymq.storage.files import json_file
 
@@ -18,7 +21,8 @@ def read_port_epoch(path: Path) -> tuple[int, int]:
     Raises:
         StoreCorrupt: neither the file nor its spare copy can be read.
     """
-    return json_file.load_as(path, _identity)
+    broker = read_broker_identity(path)
+    return broker.port, broker.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class BrokerIdentity:
     name: str = ""
     cluster: str = ""
     host: str = ""
-    port: int = 0
-    epoch: int = 0
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    epoch: Annotated[int, Meta(ge=0)] = 0
 
 
 def read_broker_identity(path: Path) -> BrokerIdentity:
@@ -50,17 +54,8 @@ def write_identity(path: Path, *, name: str, cluster: str, host: str, port: int,
 
 def write_broker_identity(path: Path, broker: BrokerIdentity) -> None:
     """Save the identity of the directory's broker; raise as `json_file.save` does."""
-    json_file.save(path, asdict(broker), _identity)
+    json_file.save(path, asdict(broker), _broker)
 
 
 def _broker(raw: Mapping[str, Any]) -> BrokerIdentity:
-    port, epoch = _identity(raw)
-    name, cluster, host = (str(raw.get(key, "")) for key in ("name", "cluster", "host"))
-    return BrokerIdentity(name, cluster, host, port, epoch)
-
-
-def _identity(raw: Mapping[str, Any]) -> tuple[int, int]:
-    port, epoch = int(raw.get("port", 0)), int(raw.get("epoch", 0))
-    if not 0 <= port < 1 << 16 or epoch < 0:
-        raise ValueError(f"port {port}, epoch {epoch}")
-    return port, epoch
+    return msgspec.convert(raw, BrokerIdentity)

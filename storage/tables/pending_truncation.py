@@ -8,19 +8,19 @@ truncated records never come back.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from raymq.storage.errors import StoreCorrupt
-from raymq.storage.files import fileutil, json_file
+import msgspec
+
+from raymq.storage import typed_json
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.files import fileutil
 
 _REMEDY: Final = "take the directory out of the group and let the replica begin with an empty one"
 
 
-@dataclass(frozen=True, slots=True)
-class PendingTruncation:
+class PendingTruncation(msgspec.Struct, frozen=True, rename="camel"):
     """The order to truncate the log.
 
     Attributes:
@@ -38,12 +38,10 @@ class PendingTruncation:
         Raise StoreCorrupt if there is an order that cannot be read.
         """
         try:
-            saved = json.loads(fileutil.read_whole(path))
-            epoch = saved["lastEpoch"]
-            return cls(int(saved["offset"]), None if epoch is None else int(epoch))
+            return typed_json.decode(fileutil.read_whole(path), cls, "order", "an offset and an epoch")
         except FileNotFoundError:
             return None
-        except json_file.DECODE_ERRORS as error:
+        except InvalidInput as error:
             raise StoreCorrupt(
                 str(path), 0, f"a malformed order to truncate the log: {error}", remedy=_REMEDY
             ) from None
@@ -54,4 +52,4 @@ class PendingTruncation:
         Raise StoreFull or StoreFailed if it cannot be written.
         """
         # Other files have a `.bak`; this one has none, because an older order is already carried out.
-        fileutil.replace(path, json.dumps({"offset": self.offset, "lastEpoch": self.last_epoch}).encode())
+        fileutil.replace(path, typed_json.encode(self))

@@ -58,11 +58,6 @@ class RecoveryEpochs(JournaledTable):
         """Return the newest epoch."""
         return self._cuts[-1][0] if self._cuts else self._first
 
-    @property
-    def last_truncation(self) -> int | None:
-        """Return where the newest epoch begins, or None if the log was never truncated."""
-        return self._cuts[-1][1] if self._cuts else None
-
     def beginning(self) -> Fields:
         """Return the event of a first epoch, in which readers begin anew."""
         return _new_epoch(), [], self.election

@@ -34,6 +34,7 @@ from raymq.actors.wire.commands.append_one_commands import read_append_position
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.client import Message
 from raymq.client.errors import RayMQError
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp_first
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 from raymq.storage.tables.topic_config import PERM_READ, TopicConfig
@@ -116,7 +117,7 @@ def test_query_finds_tags_and_keys(start: Start, loop: EventLoopThread) -> None:
     door, broker = start()
     for n in range(2):
         assert door.ask(append_one_command(tags="red", keys=f"k{n}")).code == ResponseCode.SUCCESS
-    (found,) = loop.run(call_on_loop(lambda: broker.core.query("t", "k1", 0, 1 << 60, 9)))
+    (found,) = loop.run(call_on_loop(lambda: run_steps(broker.core.search("t", "k1", 0, 1 << 60, 9))))
     assert (found.tags, found.queue_offset) == ("red", 1)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from raymq.actors.keeper.errors import (
     RegisterConflict,
@@ -262,7 +263,7 @@ def test_settle_prevents_late_changes_on_etcd(etcd: EtcdServers, is_there: bool)
 def test_invalid_group_state_raises_invalid_input(harness: Harness) -> None:
     async def scene() -> None:
         with pytest.raises(InvalidInput):
-            await harness.register().change("g", Registered(), dataclasses.replace(group(), master=7))
+            await harness.register().change("g", Registered(), replace(group(), master=7))
 
     asyncio.run(scene())
 

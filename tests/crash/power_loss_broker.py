@@ -30,6 +30,7 @@ from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 #: Small files, and a background thread that never wakes up.
 CONFIG = replace(
@@ -149,8 +150,8 @@ class PowerLossBroker:
         else:
             works += [self.commit_half, self.store.sync_state, self.store.sync_state, self.checkpoint_timers]
         self._random.choice(works)()
-        self.core.pop.validate()
-        self.core.producers.validate()
+        check_invariants(self.core.pop)
+        check_invariants(self.core.producers)
 
     def _bodies(self, kind: str, most: int = 6) -> list[bytes]:
         first, count = self.known.numbers, self._random.randint(1, most)

@@ -29,6 +29,7 @@ from raymq.storage.tables.state_tables import StateTables
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
 from tests.store_records import SMALL, make_record
+from tests.validation import check_invariants
 
 TOPIC, QUEUE = "orders", 0
 PRODUCER = "00000000000000ab"
@@ -47,7 +48,7 @@ class SequencingBroker:
             self.store.topic_configs.put(TopicConfig(TOPIC, 1, 1))
         self.history = ProducerStateJournal(self.core.producers, self.store)
         self.history.restore()
-        self.core.producers.validate()
+        check_invariants(self.core.producers)
 
     def send(self, bodies: list[bytes], first: int, epoch: int = 0) -> RecordPositions:
         """Send as an idempotent producer with sequence numbers from `first` on."""
@@ -55,7 +56,7 @@ class SequencingBroker:
         data, sizes = bytearray(b"".join(records)), np.array([len(record) for record in records], np.int32)
         sizes = stamp(data, sizes, ProducerSequence(PRODUCER, epoch, first, len(bodies)))
         placed = self.core.append_sequenced(TOPIC, QUEUE, memoryview(bytes(data)), sizes)
-        self.core.producers.validate()
+        check_invariants(self.core.producers)
         return placed
 
     def send_others(self, *bodies: bytes) -> None:

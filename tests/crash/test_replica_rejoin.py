@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import shutil
 import struct
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from raymq.actors.errors import (
     InvalidInput,
@@ -278,7 +278,7 @@ def test_acknowledged_messages_survive_outdated_register(group: ReplicaGroup, cl
     assert group.elect() == 2
     clients.send(*numbered(10, 30))
     group.pause(2)
-    poll_until(lambda: try_put(group, dataclasses.replace(old, in_sync=frozenset({1}))), 20)
+    poll_until(lambda: try_put(group, replace(old, in_sync=frozenset({1}))), 20)
     group.start(1)
     group.await_claimed(1)
     group.go_on(2)

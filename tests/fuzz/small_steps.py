@@ -11,7 +11,6 @@ from raymq.storage.timers import timer_log
 def delay_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small steps for timers, delay levels and the relocation of messages, until the test ends."""
     monkeypatch.setattr(timer_message_store, "_MAX_PER_PASS", 7)
-    monkeypatch.setattr(timer_message_store, "_ABSORB_MESSAGES", 5)
     monkeypatch.setattr(timer_message_store, "_MAX_LOADED", 6)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 16)
     monkeypatch.setattr(delayed_message_relocator, "_STEP_MESSAGES", 3)

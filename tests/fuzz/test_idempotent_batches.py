@@ -26,6 +26,7 @@ from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from tests.fuzz.failing_disk import FailingDisk
 from tests.fuzz.seeds import do, seeded, try_each
 from tests.unit.actors.bench import CONFIG, Bench, encoded
+from tests.validation import check_invariants
 
 QUEUES = range(2)
 OTHERS = b"somebody else's"
@@ -82,7 +83,7 @@ class IdempotentBatchesFuzz:
 
     def _do(self, work: Callable[[], None]) -> None:
         do(self.log, work, lambda: self._bench.store, self.kill)
-        self._bench.core.producers.validate()
+        check_invariants(self._bench.core.producers)
 
     def send(self) -> None:
         """Send a lane's pending batch or a new one; the answer may be lost."""

@@ -25,6 +25,7 @@ from tests.fuzz.seeds import do, seeded, try_each
 from tests.store_records import SMALL, write_entries
 from tests.unit.actors import pop_bench
 from tests.unit.actors.pop_bench import Handle, PopBench
+from tests.validation import check_invariants
 
 QUEUES = range(2)
 #: Where a body begins in a record.
@@ -70,7 +71,7 @@ class PopFuzz:
 
     def _do(self, work: Callable[[], None]) -> None:
         do(self.log, work, lambda: self._bench.store, self.kill)
-        self._bench.pop.validate()
+        check_invariants(self._bench.pop)
 
     def send(self) -> None:
         queue_id, count = self._random.choice(QUEUES), self._random.randint(1, 4)

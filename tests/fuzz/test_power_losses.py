@@ -18,6 +18,7 @@ from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage import checkpointer, emergency_cleaner, store_parts
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.journal import state_journal
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
@@ -26,6 +27,7 @@ from tests.fuzz.seeds import seeded, try_each
 from tests.fuzz.simulated_machine import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
 from tests.fuzz.small_steps import delay_in_small_steps
 from tests.unit.actors.bench import encoded
+from tests.validation import check_invariants
 
 PRODUCER = "00000000000000ab"
 
@@ -47,8 +49,8 @@ class PowerFuzz(CheckedMachine):
         self.log.append(work.__name__)
         work()
         self._look()
-        self.core.pop.validate()
-        self.core.producers.validate()
+        check_invariants(self.core.pop)
+        check_invariants(self.core.producers)
 
     def _new(self, most: int = 6, *, topic: str = "t", prefix: str = "") -> list[bytes]:
         kind, count = (prefix + topic).encode(), self._random.randint(1, most)
@@ -113,7 +115,7 @@ class PowerFuzz(CheckedMachine):
         sent = self.known.sent[name]
         assert sent.handle is not None
         self.known.maybe_withdrawn.add(name)
-        status = self.core.recalls.recall(sent.handle)
+        status = run_steps(self.core.recalls.recall_steps(sent.handle))
         self._look()
         self.log.append(f"{name!r} {status.name}")
         if status is RecallStatus.WITHDRAWN:

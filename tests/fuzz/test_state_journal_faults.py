@@ -20,12 +20,13 @@ import pytest
 
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import NAMES, arm
-from raymq.storage.files.file_calls import WrappedCalls, replaced
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.journal import state_journal
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.journal.state_journal import StateJournal
 from tests.crash.power_loss import Disk
 from tests.fuzz.seeds import seeded, try_each
+from tests.wrapped_calls import WrappedCalls
 
 STEPS = [name for name in NAMES if name.startswith(("state.", "replace."))]
 #: The number of a table and its key, and the value; None: the key is removed.

@@ -10,9 +10,9 @@ import pytest
 from raymq.actors.names.service import NameServerService
 from raymq.actors.wire.commands.known_broker_commands import known_brokers_command, read_known_brokers
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
-from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, bounds, queue_bounds
+from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, bounds
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator
-from raymq.client.errors import BrokerUnavailable, InvalidInput, MessageNotFound, QueueNotFound, TopicNotFound
+from raymq.client.errors import BrokerUnavailable, InvalidInput, MessageNotFound, TopicNotFound
 from raymq.spark_bridge.offset_ranges import plan
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -53,14 +53,12 @@ def test_bounds_cover_all_queues_of_topics(mq: Connection, admin: Admin) -> None
             producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-b", 1))
     found = mq.run(bounds(mq, ["t", "u"], {}, PATIENT))
     assert set(found) == {(topic, broker) for topic in "tu" for broker in ("broker-a", "broker-b")}
-    assert queue_bounds(found, MessageQueue("t", "broker-b", 1)) == (0, 3)
-    assert queue_bounds(found, MessageQueue("t", "broker-b", 0)) == (0, 0)
+    kept = found["t", "broker-b"].queues
+    assert [(kept[queue_id].low, kept[queue_id].high) for queue_id in (0, 1)] == [(0, 0), (0, 3)]
     assert {tuple(sorted(each.queues)) for (topic, _), each in found.items() if topic == "t"} == {(0, 1)}
     assert all(each.readable and each.kept is None for answer in found.values() for each in answer.queues.values())
     other_epoch = mq.run(bounds(mq, ["t"], {("t", "broker-b"): 12_345}, PATIENT))["t", "broker-b"].queues
     assert other_epoch[1].kept == 0  # an unknown epoch guarantees no messages
-    with pytest.raises(QueueNotFound):
-        queue_bounds(found, MessageQueue("t", "broker-b", 2))
     with pytest.raises(TopicNotFound):
         mq.run(bounds(mq, ["t", "nobody"], {}, PATIENT))
 

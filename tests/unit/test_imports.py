@@ -36,6 +36,7 @@ _PURE = (
     "storage.setting_spec",
     "storage.delay_levels",
     "storage.staged_topic",
+    "storage.typed_json",
     "storage.version",
 )
 _SHARED = tuple(
@@ -74,7 +75,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "storage",
     ),
     # Decisions without sockets and without Ray; the only I/O is a keeper's file.
-    "actors.keeper": ("storage.errors", "storage.failpoints", "storage.clock", "storage.files"),
+    "actors.keeper": ("storage.errors", "storage.failpoints", "storage.clock", "storage.files", "storage.typed_json"),
     # Threads and sockets around the decisions, still without Ray.
     "actors.keeper.serving": (
         *(*_SHARED, *_PURE, "actors.keeper", "actors.ports", "actors.wire"),

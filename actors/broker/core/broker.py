@@ -63,7 +63,7 @@ from raymq.actors.naming import (
 )
 from raymq.actors.protocol import MESSAGE_TYPE, PERM_WRITE, DueReport, MessageType, RecordPositions
 from raymq.storage.clock import boottime
-from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
+from raymq.storage.cooperative_steps import Steps, map_steps
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.log.message_writer import OnStored
 from raymq.storage.log.record_checker import CheckedRecord
@@ -221,20 +221,14 @@ class BrokerCore:
         except QueueNotFound:  # nothing was ever written to it
             return 0, 0
 
-    def offset_at_time(
+    def search_time(
         self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
-    ) -> int:
-        """Return the first offset stored at or after `timestamp_ms`, else the maximum.
+    ) -> Steps[int]:
+        """Return the first offset stored at or after `timestamp_ms`, else the maximum, as `Store.search_time`.
 
         With `boundary="upper"`, return the last offset whose store time is at or before `timestamp_ms`, else the
         minimum.
         """
-        return run_steps(self.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
-
-    def search_time(
-        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
-    ) -> Steps[int]:
-        """Do `offset_at_time` in steps, as `Store.search_time`."""
         if self.bounds(topic, queue_id)[1] == 0:
             return 0
         return (yield from self.store.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
@@ -559,14 +553,10 @@ class BrokerCore:
 
     # -- single messages -----------------------------------------------------------------------------------------
 
-    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int) -> list[Record]:
-        """Return messages of `topic` with this key or unique key, newest first."""
-        return run_steps(self.search(topic, key, begin_ms, end_ms, limit))
-
     def search(
         self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int, max_bytes: int | None = None
     ) -> Steps[list[Record]]:
-        """Do `query` in steps; see `Store.search`. Raise TopicNotFound."""
+        """Return messages with this key or unique key, newest first; see `Store.search`. Raise TopicNotFound."""
         self.topic(topic)
         return self.store.search(topic, key, begin_ms, end_ms, limit, max_bytes)
 

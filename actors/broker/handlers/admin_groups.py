@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from raymq.actors.broker.context import BrokerContext, text_field
 from raymq.actors.broker.core.groups.group_remover import GroupRemover
-from raymq.actors.broker.handlers.admin_topics import AT_ONCE, MAX_LISTED
+from raymq.actors.broker.handlers.admin_topics import MAX_LISTED
 from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
@@ -21,7 +21,6 @@ from raymq.actors.wire.headers.admin_headers import (
     GetSubscriptionGroupConfig,
     UpdateAndGetGroupForbidden,
 )
-from raymq.actors.wire.incremental_json import read_object_steps
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler, steps_handler, stepwise
 from raymq.storage.cooperative_steps import Steps
@@ -39,7 +38,7 @@ def handlers(context: BrokerContext) -> Commands:
         return request.response(ResponseCode.SUCCESS)
 
     async def update_many(_: ServerConnection, request: Command) -> Command:
-        configs = (await stepwise(read_object_steps(request.body))).get("groupConfigList")
+        configs = json_body.read_object(request.body).get("groupConfigList")
         if not isinstance(configs, list) or not all(isinstance(item, dict) for item in configs):
             raise InvalidInput("groupConfigList", "a list of JSON objects", configs)
         if len(configs) > MAX_LISTED:
@@ -60,13 +59,14 @@ def handlers(context: BrokerContext) -> Commands:
         return request.response(ResponseCode.SUCCESS)
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
+        yield None  # equal requests share one answer
         configs = context.core.store.group_configs
-        version = json_body.json_bytes(configs.version.to_json())
-        forbidden = yield from json_body.object_steps(list(configs.forbidden.items()), AT_ONCE)
-        items = ((name, config.to_json()) for name, config in groups.all().items())
-        table = yield from json_body.object_steps(items, AT_ONCE)
-        members = {"dataVersion": [version], "forbiddenTable": forbidden, "subscriptionGroupTable": table}
-        return json_body.object_response(request, members)
+        body = {
+            "dataVersion": configs.version.to_json(),
+            "forbiddenTable": configs.forbidden,
+            "subscriptionGroupTable": {name: config.to_json() for name, config in groups.all().items()},
+        }
+        return json_body.answer(request, body)
 
     def config(_: ServerConnection, request: Command) -> Command:
         # RocketMQ creates a missing group here, and its proxy depends on that.

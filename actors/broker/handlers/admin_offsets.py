@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
+
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.consume_stats import ConsumeStats, QueueLag, QueueTimeSpan
 from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
@@ -29,7 +31,7 @@ from raymq.actors.wire.headers.admin_headers import (
     ResetOffset,
 )
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.actors.wire.stepwise_handlers import coalescing_handler
+from raymq.actors.wire.stepwise_handlers import coalescing_handler, steps_handler
 from raymq.storage.cooperative_steps import Steps, map_steps
 
 #: The work of one step: so many groups, or queues of one group.
@@ -53,7 +55,7 @@ def subscription_object(subscription: Subscription) -> dict[str, Any]:
 def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     consumption = ConsumeStats(context.core, context.groups, context.statistics)
-    return {**_progress(context, consumption), **_relations(context, consumption), **_changes(context, consumption)}
+    return {**_progress(context, consumption), **_relations(context, consumption), **_changes(consumption)}
 
 
 def _progress(context: BrokerContext, consumption: ConsumeStats) -> Commands:
@@ -63,55 +65,48 @@ def _progress(context: BrokerContext, consumption: ConsumeStats) -> Commands:
         header = GetConsumeStats.read(request)
         if not header.strict and header.consumer_group not in core.group_settings:
             return json_body.answer(request, {"consumeTps": 0.0, "offsetTable": {}})
-        parts, _behind = yield from stats(header.consumer_group, header.topic or None)
+        body, _lag = yield from stats(header.consumer_group, header.topic or None)
         if header.strict and (waits_for := groups.waits_for(header.consumer_group)):
-            parts["raymqWaitsFor"] = [json_body.json_bytes(sorted(waits_for))]
+            body["raymqWaitsFor"] = sorted(waits_for)
         group = context.groups.consumer_groups().get(header.consumer_group)
-        parts["raymqSubscribed"] = [json_body.json_bytes(None if group is None else sorted(group.subscriptions))]
-        return json_body.object_response(request, parts)
+        body["raymqSubscribed"] = None if group is None else sorted(group.subscriptions)
+        return json_body.answer(request, body)
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:
         ordered_only = GetBrokerConsumeStats.read(request).is_order
-        pieces, listed = [b"["], list[bytes]()
-        lag = 0
+        listed: list[msgspec.Raw] = []  # encoded with its step: a broker may have 200,000 queues of groups
+        total_lag = 0
         for number, group in enumerate(sorted(core.group_settings.all())):
             if number and number % _GROUPS_AT_ONCE == 0:
-                pieces.append(b"".join(listed))
-                listed.clear()
                 yield None
-            of_topics: list[bytes] = []
+            of_topics: list[dict[str, Any]] = []
             with contextlib.suppress(GroupNotFound):  # deleted between two steps
                 for topic in consumption.topics_of(group):
                     with contextlib.suppress(TopicNotFound):
                         if not ordered_only or core.topics.get(topic).order:
-                            parts, behind_here = yield from stats(group, topic)
-                            rate, table = map(b"".join, parts.values())
-                            of_topics.append(b'{"consumeTps":%b,"offsetTable":%b}' % (rate, table))
-                            lag += behind_here
-            before = b"," if number else b""
-            listed.append(b"%b{%b:[%b]}" % (before, json_body.json_bytes(group), b",".join(of_topics)))
+                            body, lag = yield from stats(group, topic)
+                            of_topics.append(body)
+                            total_lag += lag
+            listed.append(msgspec.Raw(json_body.encode({group: of_topics})))
         members = {
-            "brokerAddr": [json_body.json_bytes(context.status().address)],
-            "consumeStatsList": [*pieces, *listed, b"]"],
-            "totalDiff": [b"%d" % lag],
-            "totalInflightDiff": [b"0"],
+            "brokerAddr": context.status().address,
+            "consumeStatsList": listed,
+            "totalDiff": total_lag,
+            "totalInflightDiff": 0,
         }
-        return json_body.object_response(request, members)
+        return json_body.answer(request, members)
 
-    def stats(group: str, topic: str | None) -> Steps[tuple[dict[str, list[bytes]], int]]:
-        """Return the members of RocketMQ's object as JSON, and the total lag in messages."""
-        table = yield from consumption.progress_steps(group, topic)
-        rate = consumption.messages_per_second(group, sorted({queue.topic for queue in table}))
-        objects = ((json_body.queue_key(queue), _progress_object(each)) for queue, each in table.items())
-        offsets = yield from json_body.object_steps(objects, _QUEUES_AT_ONCE)
-        parts = {"consumeTps": [json_body.json_bytes(rate)], "offsetTable": offsets}
-        return parts, sum(each.lag for each in table.values())
+    def stats(group: str, topic: str | None) -> Steps[tuple[dict[str, Any], int]]:
+        """Return RocketMQ's object, and the total lag in messages."""
+        lags = yield from consumption.progress_steps(group, topic)
+        rate = consumption.messages_per_second(group, sorted({queue.topic for queue in lags}))
+        table = yield from map_steps(lambda item: _progress_object(*item), lags.items(), _QUEUES_AT_ONCE)
+        return {"consumeTps": rate, "offsetTable": dict(table)}, sum(each.lag for each in lags.values())
 
     def time_spans(_: ServerConnection, request: Command) -> Steps[Command]:
         header = QueryConsumeTimeSpan.read(request)
         found = yield from consumption.time_span_steps(header.group, header.topic)
-        spans = yield from map_steps(lambda each: _span_object(*each), found.items(), _QUEUES_AT_ONCE)
-        return json_body.answer(request, {"consumeTimeSpanSet": spans})
+        return json_body.answer(request, {"consumeTimeSpanSet": [_span_object(*each) for each in found.items()]})
 
     return {
         RequestCode.GET_CONSUME_STATS: reads(coalescing_handler(of_group)),
@@ -149,7 +144,7 @@ def _relations(context: BrokerContext, consumption: ConsumeStats) -> Commands:
     }
 
 
-def _changes(context: BrokerContext, consumption: ConsumeStats) -> Commands:
+def _changes(consumption: ConsumeStats) -> Commands:
     def reset(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = ResetOffset.read(request)
         queue_id = header.queue_id if header.queue_id >= 0 else None
@@ -169,10 +164,8 @@ def _changes(context: BrokerContext, consumption: ConsumeStats) -> Commands:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: changes(context.in_order.claim(reset)),
-        RequestCode.CLONE_GROUP_OFFSET: changes(
-            context.in_order.release(clone)
-        ),  # else a group could get only half of them
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: changes(steps_handler(reset)),
+        RequestCode.CLONE_GROUP_OFFSET: changes(steps_handler(clone)),
     }
 
 
@@ -187,13 +180,13 @@ def _span_object(queue: MessageQueue, span: QueueTimeSpan) -> dict[str, Any]:
     }
 
 
-def _progress_object(progress: QueueLag) -> dict[str, Any]:
-    """Return RocketMQ's object of one queue's progress.
+def _progress_object(queue: MessageQueue, progress: QueueLag) -> tuple[str, dict[str, Any]]:
+    """Return RocketMQ's key and object of one queue's progress.
 
     Without a committed offset it has the minimum offset: RocketMQ's clients would treat a negative number as an offset.
     """
     consumed = progress.min_offset if progress.committed is None else progress.committed
-    return {
+    return json_body.queue_key(queue), {
         "brokerOffset": progress.max_offset,
         "consumerOffset": consumed,
         "lastTimestamp": progress.last_consumed_ms,

@@ -17,7 +17,6 @@ from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group_headers import GetConsumerListByGroup, HeartBeat, UnregisterClient
-from raymq.actors.wire.incremental_json import read_object_steps
 from raymq.actors.wire.json_body import answer, read_object, require_text
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler
@@ -81,7 +80,7 @@ def _heartbeat(
     context: BrokerContext, connection: ServerConnection, request: Command
 ) -> Steps[Command | Awaitable[Command]]:
     core, groups = context.core, context.groups
-    data = yield from read_object_steps(request.body)
+    data = read_object(request.body)
     client_id = str(data.get("clientID") or "")
     if not client_id:
         raise InvalidInput("clientID", "a client id", client_id)

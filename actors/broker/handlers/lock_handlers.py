@@ -17,10 +17,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.json_body import answer, queue_object, read_object, require_text
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.storage.cooperative_steps import Steps, map_steps
 
-#: So many queues are locked or unlocked in one step.
-_AT_ONCE = 500
 #: Enough values for MAX_LOCKED queues, and for some more, so that a larger request gets the proper error.
 _MAX_VALUES = 5 * MAX_LOCKED
 
@@ -29,40 +26,29 @@ def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     locks = context.core.locks
 
-    def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+    def lock(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         data = read_object(request.body, max_values=_MAX_VALUES)
-        group, client_id, queues = yield from _reading(data)
+        group, client_id, queues = _read_queues(data)
         context.groups.check_not_superseded(group, client_id)
         # A client's locks end with its last connection, so the broker must have registered this one.
         register_client(context.groups, client_id, connection, request)
-
-        granted: list[MessageQueue] = []
-        terms: list[int] = []
-        for at in range(0, len(queues), _AT_ONCE):
-            if at:
-                yield None
-            piece = queues[at : at + _AT_ONCE]
-            known = [(q.topic, q.queue_id) for q in piece if context.core.has_queue(q.topic, q.queue_id)]
-            locked = locks.lock(group, client_id, known)
-            granted += [queue for queue in piece if (queue.topic, queue.queue_id) in locked]
-            terms += [locked[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
+        known = [(q.topic, q.queue_id) for q in queues if context.core.has_queue(q.topic, q.queue_id)]
+        locked = locks.lock(group, client_id, known)
+        granted = [queue for queue in queues if (queue.topic, queue.queue_id) in locked]
         body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
         if data.get("raymqTerms"):
-            body["raymqTerms"] = terms
+            body["raymqTerms"] = [locked[queue.topic, queue.queue_id] for queue in granted]
         response = answer(request, body)
         return response if not locks.blocked_seconds else _tell_later(response, locks.blocked_seconds)
 
-    def unlock(_: ServerConnection, request: Command) -> Steps[Command]:
-        group, client_id, queues = yield from _reading(read_object(request.body, max_values=_MAX_VALUES))
-        for at in range(0, len(queues), _AT_ONCE):
-            if at:
-                yield None
-            locks.unlock(group, client_id, [(q.topic, q.queue_id) for q in queues[at : at + _AT_ONCE]])
+    def unlock(_: ServerConnection, request: Command) -> Command:
+        group, client_id, queues = _read_queues(read_object(request.body, max_values=_MAX_VALUES))
+        locks.unlock(group, client_id, [(q.topic, q.queue_id) for q in queues])
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.LOCK_BATCH_MQ: reads(context.in_order.claim(lock)),
-        RequestCode.UNLOCK_BATCH_MQ: reads(context.in_order.release(unlock)),
+        RequestCode.LOCK_BATCH_MQ: reads(lock),
+        RequestCode.UNLOCK_BATCH_MQ: reads(unlock),
     }
 
 
@@ -72,14 +58,14 @@ async def _tell_later(response: Command, seconds: float) -> Command:
     return response
 
 
-def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue]]]:
+def _read_queues(body: Mapping[str, Any]) -> tuple[str, str, list[MessageQueue]]:
     """Return group, client id and queues of a request's body."""
     client_id, items = body.get("clientId"), body.get("mqSet") or []
     if not isinstance(client_id, str) or not client_id:
         raise InvalidInput("clientId", "a client id", client_id)
     try:
         check_count("mqSet", "queues", len(items), MAX_LOCKED)
-        queues = yield from map_steps(_queue, items, _AT_ONCE)
+        queues = [_queue(item) for item in items]
     except InvalidInput:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:

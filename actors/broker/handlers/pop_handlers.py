@@ -16,7 +16,7 @@ from raymq.actors.filter.tag_expression import ALL, TAG, MessageFilter, parse_fi
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import PERM_READ, SettleAction
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.batch_ack_commands import STALE, BatchAck, batch_acks_steps
+from raymq.actors.wire.commands.batch_ack_commands import STALE, BatchAck, read_batch_acks
 from raymq.actors.wire.commands.fetch_commands import MAX_ANSWER_BYTES
 from raymq.actors.wire.commands.pop_commands import MAX_MESSAGES, SUSPECTS
 from raymq.actors.wire.commands.settle_commands import read_settlements
@@ -142,8 +142,8 @@ def _ending(context: BrokerContext) -> Commands:
             raise StaleHandle(_STALE)
         return request.response(ResponseCode.SUCCESS)
 
-    def batch_ack(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        acks = yield from batch_acks_steps(request)
+    def batch_ack(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        acks = read_batch_acks(request)
         if sum(ack.count for ack in acks) + _ENTRY_ACKS * len(acks) > _ACKS_AT_ONCE:
             return batch_ack_in_turns(request, acks)
         stale = sum(ack.count - acknowledge(ack, ack.offsets()) for ack in acks)
@@ -191,7 +191,7 @@ def _ending(context: BrokerContext) -> Commands:
 
     return {
         RequestCode.ACK_MESSAGE: changes(ack),
-        RequestCode.BATCH_ACK_MESSAGE: changes(steps_handler(batch_ack)),
+        RequestCode.BATCH_ACK_MESSAGE: changes(batch_ack),
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME: changes(change_invisible),
     }
 

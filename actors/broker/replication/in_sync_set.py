@@ -233,16 +233,6 @@ class InSyncSet:
             found[number] = StreamPosition(self._end.offset - has.offset, self._end.sequence - has.sequence)
         return found
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert self._own in self.members
-        assert self._end.covers(self._safe)
-        assert self._end.covers(self.confirmed)
-        for number, peer in self._peers.items():
-            assert number != self._own
-            assert peer.has is None or self._end.covers(peer.has)
-        assert self.required >= self.members
-
     def _check(self, replica: int, position: StreamPosition) -> None:
         if replica == self._own or min(position) < 0 or not self._end.covers(position):
             raise ProtocolError(f"replica {replica} reports {position}, but the master ends at {self._end}")

@@ -25,7 +25,9 @@ keepers end that lease (`predecessor_lease`), and the election begins at once. W
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
 from raymq.actors.keeper.keeper_messages import LeaseClaim

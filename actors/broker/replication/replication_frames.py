@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
@@ -110,7 +109,7 @@ class FrameHead(NamedTuple):
 
 
 class ReplicationFrame(NamedTuple):
-    """A whole frame. A frame of `ReplicationReader` has a body of its own."""
+    """A whole frame."""
 
     kind: FrameKind
     epoch: int
@@ -180,46 +179,3 @@ def check_body(head: FrameHead, body: Buffer) -> None:
     """
     if len(body) != head.body_bytes or crc.crc32(body) != head.body_crc:
         raise ProtocolError(f"the body of a {head.kind.name} is damaged")
-
-
-class ReplicationReader:
-    """Cuts a stream of bytes into frames. After an error it returns no more frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._head: FrameHead | None = None
-        self._broken = False
-
-    def feed(self, received: Buffer) -> Iterator[ReplicationFrame]:
-        """Yield the frames that are complete with these bytes.
-
-        Consume all of them before the next call.
-
-        Raises:
-            ProtocolError: the bytes are no frames, or damaged; close the connection.
-        """
-        if self._broken:
-            raise ProtocolError("this connection violated the protocol before")
-        self._buffer += received
-        try:
-            while (frame := self._next()) is not None:
-                yield frame
-        except ProtocolError:
-            self._broken = True
-            self._buffer.clear()
-            raise
-
-    def _next(self) -> ReplicationFrame | None:
-        if self._head is None:
-            if len(self._buffer) < HEAD_BYTES:
-                return None
-            self._head = read_head(bytes(self._buffer[:HEAD_BYTES]))
-            del self._buffer[:HEAD_BYTES]
-        head = self._head
-        if len(self._buffer) < head.body_bytes:
-            return None
-        body = bytes(self._buffer[: head.body_bytes])
-        del self._buffer[: head.body_bytes]
-        self._head = None
-        check_body(head, body)
-        return ReplicationFrame(head.kind, head.epoch, head.position, head.confirmed, body)

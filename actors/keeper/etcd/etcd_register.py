@@ -42,9 +42,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+import msgspec
+
 from raymq.actors.keeper.errors import RegisterConflict, RegisterHeld, RegisterUnavailable, RegisterUnknown
 from raymq.actors.keeper.etcd.etcd_gateway import (
-    OTHER_FORM,
     EtcdFailed,
     EtcdGateway,
     EtcdValue,
@@ -57,6 +58,7 @@ from raymq.actors.keeper.etcd.etcd_gateway import (
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_messages import NOTHING, LeaseClaim, Registered
 from raymq.actors.keeper.master_lease import LEASE_SECONDS, RENEWAL_SECONDS, claim_of
+from raymq.storage import typed_json
 from raymq.storage.errors import InvalidInput
 
 #: The most attempts of a renewal or `settle` while the state of the group changes.
@@ -257,10 +259,17 @@ def _check(group: str, before: Registered, standing: Registered, lease: EtcdValu
         raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
 
 
+class _Value(msgspec.Struct):
+    """The value of a group's key."""
+
+    change: str
+    version: int
+    state: GroupState
+
+
 def _encoded(entry: Registered) -> bytes:
     assert isinstance(entry.value, GroupState)
-    content = {"change": entry.change, "version": entry.version, "state": entry.value.to_json()}
-    return json.dumps(content, separators=(",", ":")).encode()
+    return typed_json.encode(_Value(entry.change, entry.version, entry.value))
 
 
 def _registered(found: EtcdValue | None) -> Registered:
@@ -271,11 +280,10 @@ def _registered(found: EtcdValue | None) -> Registered:
     if found is None or found.value == _NO_STATE:
         return NOTHING
     try:
-        raw = json.loads(found.value)
-        version = raw.get("version", found.version)  # RayMQ 0.1 did not write it
-        return Registered(int(version), str(raw["change"]), GroupState.from_json(raw["state"]))
-    except (*OTHER_FORM, InvalidInput) as error:
+        read = typed_json.decode(found.value, _Value, "value", "the state of a group")
+    except InvalidInput as error:
         raise RegisterUnavailable(f"the value in etcd is not the state of a group: {error}") from error
+    return Registered(read.version, read.change, read.state)
 
 
 def _claimed(claim: LeaseClaim) -> bytes:

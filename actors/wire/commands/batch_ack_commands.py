@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from raymq.actors.errors import InvalidInput
@@ -16,19 +15,19 @@ from raymq.actors.request_limits import MAX_IN_FLIGHT
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop_headers import ReceiptHandle
-from raymq.actors.wire.incremental_json import read_object_steps
-from raymq.storage.cooperative_steps import Steps, map_steps
+from raymq.actors.wire.json_body import decode
 
 #: Ours, in the answer to BATCH_ACK_MESSAGE: how many of the handles were stale.
 STALE = "raymqStale"
 _MAX_OFFSET = 1 << 60
-#: So many entries are read in one step.
-_ENTRIES_AT_ONCE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class BatchAck:
-    """One entry of a request: `count` deliveries of one queue and pop.
+class BatchAck(
+    msgspec.Struct,
+    frozen=True,
+    rename={"group": "c", "topic": "t", "queue_id": "q", "pop_time_ms": "pt", "start": "so", "bits": "b"},
+):
+    """One entry of a request: deliveries of one queue and pop. On the wire it has RocketMQ's names.
 
     A bit in `bits` stands for the offset `start` plus the bit's index.
     """
@@ -37,9 +36,13 @@ class BatchAck:
     topic: str
     queue_id: int
     pop_time_ms: int
-    start: int
+    start: Annotated[int, msgspec.Meta(ge=0, le=_MAX_OFFSET)]
     bits: bytes
-    count: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of deliveries."""
+        return int.from_bytes(self.bits, "big").bit_count()
 
     def offsets(self) -> list[int]:
         """Return the queue offsets, ascending."""
@@ -49,31 +52,21 @@ class BatchAck:
         return (self.start + used[rows] * 8 + places).tolist()  # type: ignore[no-any-return]
 
 
-def batch_acks_steps(request: Command) -> Steps[list[BatchAck]]:
-    """Read the entries of BATCH_ACK_MESSAGE in steps, with their bits still packed.
+class _Body(msgspec.Struct):
+    acks: list[BatchAck]
+
+
+def read_batch_acks(request: Command) -> list[BatchAck]:
+    """Return the entries of BATCH_ACK_MESSAGE, with their bits still packed.
 
     Raises:
         InvalidInput: the body is not in RocketMQ's form, or names more messages than a group may have in flight.
     """
-    entries = (yield from read_object_steps(request.body)).get("acks")
-    if not isinstance(entries, list):
-        raise InvalidInput("acks", "a list", type(entries).__name__)
-    acks = yield from map_steps(_batch_ack, entries, _ENTRIES_AT_ONCE)
+    acks = decode(request.body, _Body).acks
     count = sum(ack.count for ack in acks)
     if count > MAX_IN_FLIGHT:
         raise InvalidInput("acks", f"at most {MAX_IN_FLIGHT} messages", count)
     return acks
-
-
-def _batch_ack(entry: Mapping[str, Any]) -> BatchAck:
-    try:
-        group, topic, queue_id, pop_time_ms = str(entry["c"]), str(entry["t"]), int(entry["q"]), int(entry["pt"])
-        start, bits = int(entry["so"]), base64.b64decode(entry["b"], validate=True)
-    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
-        raise InvalidInput("acks", "entries of RocketMQ's BatchAck", str(error)) from error
-    if not 0 <= start <= _MAX_OFFSET:
-        raise InvalidInput("so", f"0..{_MAX_OFFSET}", start)
-    return BatchAck(group, topic, queue_id, pop_time_ms, start, bits, int.from_bytes(bits, "big").bit_count())
 
 
 def batch_ack_command(group: str, topic: str, handles: Iterable[ReceiptHandle]) -> Command:

@@ -5,12 +5,14 @@ For any body the result is a value of the right types and of bounded size, or a 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Final, TypeVar
+
+from msgspec import Meta, Struct
 
 from raymq.actors.errors import InvalidInput, ProtocolError
 from raymq.actors.protocol import MASTER_ID, ClusterView, QueueData, RecentlyLeftQueues, TopicRoute
 from raymq.actors.wire import json_body
-from raymq.actors.wire.frame import Buffer
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer
 
 #: The most queues of a topic on all brokers, since clients create objects for all of them: 128 brokers with the most
 #: queues that RayMQ allows on each.
@@ -30,7 +32,50 @@ _MAX_BODY_LIMIT: Final = 0x7FFFFFFF
 #: The longest name and address of a broker, in characters.
 _MAX_NAME: Final = 512
 #: Replica ids are Java's long.
-_MAX_ID_DIGITS: Final = 18
+_MAX_ID: Final = 10**18 - 1
+
+T = TypeVar("T")
+_Count = Annotated[int, Meta(ge=0, le=MAX_ROUTE_QUEUES)]
+_Limit = Annotated[int, Meta(ge=0, le=_MAX_BODY_LIMIT)]
+#: A name or an address: printable, so it has no NUL.
+_Name = Annotated[str, Meta(min_length=1, max_length=_MAX_NAME, pattern=r"^[^\x00-\x1f\x7f-\xa0\u2028\u2029]*\Z")]
+_Addresses = dict[Annotated[int, Meta(ge=0, le=_MAX_ID)], _Name]
+
+
+class _Queues(Struct, rename="camel"):
+    broker_name: _Name
+    read_queue_nums: _Count
+    write_queue_nums: _Count
+    perm: Annotated[int, Meta(ge=0, le=MAX_ROUTE_PERM)]
+
+
+class _QueuesAway(_Queues, rename="camel"):
+    away_seconds: _Limit
+
+
+class _Broker(Struct, rename="camel"):
+    broker_name: _Name
+    broker_addrs: _Addresses
+    raymq_max_message_bytes: _Limit | None = None
+
+
+class _Route(Struct, rename="camel"):
+    broker_datas: Annotated[list[_Broker], Meta(max_length=MAX_ROUTE_BROKERS)]
+    queue_datas: Annotated[list[_Queues], Meta(max_length=MAX_ROUTE_BROKERS)]
+    raymq_away: Annotated[list[_QueuesAway], Meta(max_length=MAX_ROUTE_BROKERS)] = []
+
+
+class _Member(Struct, rename="camel"):
+    cluster: _Name
+    broker_addrs: _Addresses
+
+
+class _Cluster(Struct, rename="camel"):
+    broker_addr_table: Annotated[dict[str, _Member], Meta(max_length=MAX_ROUTE_BROKERS)]
+
+
+class _Topics(Struct, rename="camel"):
+    topic_list: list[str]
 
 
 def read_route(topic: str, body: Buffer) -> TopicRoute:
@@ -42,25 +87,17 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
     Raises:
         ProtocolError: the body is no route, or has more queues or brokers than a client accepts.
     """
-    route_data = _object(body)
-    addresses: dict[str, str] = {}
-    limits: dict[str, int] = {}
-    without_master: set[str] = set()
-    for broker in _brokers(route_data, "brokerDatas", list):
-        if replicas := _replicas(broker):
-            name = _text(broker, "brokerName")
-            if MASTER_ID not in replicas:
-                without_master.add(name)
-                continue
-            addresses[name] = replicas[MASTER_ID]
-            if BODY_LIMIT in broker:
-                limits[name] = _number(broker, BODY_LIMIT, _MAX_BODY_LIMIT)
-    there = _brokers(route_data, "queueDatas", list)
-    away = _brokers(route_data, AWAY, list) if AWAY in route_data else []
-    queues = _queues(topic, [*there, *away])
-    if there and not addresses and not without_master:
+    route = _decode(body, _Route)
+    masters = {each.broker_name: each for each in route.broker_datas if MASTER_ID in each.broker_addrs}
+    addresses = {name: each.broker_addrs[MASTER_ID] for name, each in masters.items()}
+    limits = {
+        name: each.raymq_max_message_bytes for name, each in masters.items() if each.raymq_max_message_bytes is not None
+    }
+    without_master = {each.broker_name for each in route.broker_datas if each.broker_addrs} - masters.keys()
+    queues = _queues(topic, [*route.queue_datas, *route.raymq_away])
+    if route.queue_datas and not addresses and not without_master:
         raise ProtocolError(f"no broker in the route of {topic} has an address")
-    since = {_text(data, "brokerName"): _number(data, AWAY_FOR, _MAX_BODY_LIMIT) for data in away}
+    since = {each.broker_name: each.away_seconds for each in route.raymq_away}
     since |= dict.fromkeys(without_master & queues.keys() - since.keys(), 0)
     return TopicRoute(
         topic,
@@ -71,19 +108,17 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
     )
 
 
-def _queues(topic: str, items: list[dict[str, Any]]) -> dict[str, QueueData]:
+def _queues(topic: str, items: list[_Queues]) -> dict[str, QueueData]:
     """Return the queues on each broker."""
     queues: dict[str, QueueData] = {}
-    reads = writes = 0
     for data in items:
-        name = _text(data, "brokerName")
-        if name in queues:
-            raise ProtocolError(f"the route of {topic} has the queues of {name} twice")
-        read, write = (_number(data, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
-        reads, writes = reads + read, writes + write
-        if max(reads, writes) > MAX_ROUTE_QUEUES:
-            raise ProtocolError(f"the route of {topic} has more than {MAX_ROUTE_QUEUES} queues")
-        queues[name] = QueueData(name, read, write, _number(data, "perm", MAX_ROUTE_PERM))
+        if data.broker_name in queues:
+            raise ProtocolError(f"the route of {topic} has the queues of {data.broker_name} twice")
+        queues[data.broker_name] = QueueData(data.broker_name, data.read_queue_nums, data.write_queue_nums, data.perm)
+    if max(sum(each.read_queues for each in queues.values()), sum(each.write_queues for each in queues.values())) > (
+        MAX_ROUTE_QUEUES
+    ):
+        raise ProtocolError(f"the route of {topic} has more than {MAX_ROUTE_QUEUES} queues")
     return queues
 
 
@@ -93,8 +128,8 @@ def read_view(body: Buffer) -> ClusterView:
     Raises:
         ProtocolError: the body is no cluster, or has more brokers than a client accepts.
     """
-    table = _brokers(_object(body), "brokerAddrTable", dict)
-    return ClusterView({name: (_text(item, "cluster"), _replicas(item)) for name, item in sorted(table.items())})
+    table = _decode(body, _Cluster).broker_addr_table
+    return ClusterView({name: (each.cluster, each.broker_addrs) for name, each in sorted(table.items())})
 
 
 def read_topics(body: Buffer) -> list[str]:
@@ -103,56 +138,11 @@ def read_topics(body: Buffer) -> list[str]:
     Raises:
         ProtocolError: the body is invalid.
     """
-    topics = _object(body).get("topicList")
-    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-        raise ProtocolError("a name server's answer has no topicList")
-    return sorted(topics)
+    return sorted(_decode(body, _Topics).topic_list)
 
 
-def _object(body: Buffer) -> dict[str, Any]:
+def _decode(body: Buffer, kind: type[T]) -> T:
     try:
-        return json_body.read_answer(body)
+        return json_body.decode(body, kind, max_bytes=MAX_FRAME_BYTES, max_values=None)
     except InvalidInput as error:
-        raise ProtocolError(f"a name server's answer is not JSON: {error}") from error
-
-
-def _brokers(data: dict[str, Any], field: str, kind: type) -> Any:
-    """Return a field's list or object after checking that it has an object per broker."""
-    found: Any = data.get(field)
-    if not issubclass(type(found), kind):
-        raise ProtocolError(f"a name server's answer has no {field}")
-    if len(found) > MAX_ROUTE_BROKERS:
-        raise ProtocolError(f"a name server lists {len(found)} brokers, more than {MAX_ROUTE_BROKERS}")
-    items = found.values() if isinstance(found, dict) else found
-    if not all(isinstance(item, dict) for item in items):
-        raise ProtocolError(f"a name server's answer has no object for each broker in {field}")
-    return found
-
-
-def _replicas(broker: dict[str, Any]) -> dict[int, str]:
-    """Return the addresses of a broker's replicas by their ids."""
-    addresses = broker.get("brokerAddrs")
-    if not isinstance(addresses, dict):
-        raise ProtocolError("a name server lists a broker without brokerAddrs")
-    for replica in addresses:
-        if not (replica.isascii() and replica.isdecimal() and len(replica) <= _MAX_ID_DIGITS):
-            raise ProtocolError(f"{replica[:_MAX_NAME]!r} is not a broker id")
-    return {int(replica): _text(addresses, replica) for replica in addresses}
-
-
-def _text(data: dict[str, Any], field: str) -> str:
-    """Return a name or an address.
-
-    It is printable, so it has neither NUL nor halves of surrogate pairs.
-    """
-    value = data.get(field)
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
-        raise ProtocolError(f"a name server's answer has no text as {field}")
-    return value
-
-
-def _number(data: dict[str, Any], field: str, most: int) -> int:
-    value = data.get(field)
-    if type(value) is not int or not 0 <= value <= most:
-        raise ProtocolError(f"a name server's answer has no number from 0 to {most} as {field}")
-    return value
+        raise ProtocolError(f"a name server's answer has an unexpected form: {error}") from error

@@ -13,6 +13,7 @@ from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,7 +38,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path / "broker-a")
     made.core.topics.create("t", 2)
     yield made
-    made.core.locks.validate()
+    check_invariants(made.core.locks)
     made.store.close()
 
 

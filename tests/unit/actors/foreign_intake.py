@@ -11,6 +11,7 @@ from typing import Any
 from raymq.actors.broker.core.appending.inbound_message import InboundMessage
 from raymq.actors.broker.core.appending.send_message_processor import PutMessageResult
 from raymq.actors.broker.core.broker import BrokerCore
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.record import Record, encode_properties
 from raymq.storage.store import Store
 from tests.unit.actors.bench import CONFIG
@@ -38,7 +39,7 @@ class Intake:
         return self.core.send_processor.accept(draft(**changes))
 
     def accept_batch(self, *members: bytes, **changes: Any) -> PutMessageResult:
-        return self.core.send_processor.accept_batch(draft(**{"body": b"".join(members), **changes}))
+        return run_steps(self.core.send_processor.accept_batch_steps(draft(**{"body": b"".join(members), **changes})))()
 
     def records(self, topic: str = "t", queue_id: int = 0) -> list[Record]:
         if queue_id not in self.store.queues(topic):

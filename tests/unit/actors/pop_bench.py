@@ -16,6 +16,7 @@ from raymq.storage.tables.in_flight_messages import ExpiryReason
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.store_records import SMALL, append, make_record
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class PopBench:
         self.open()
 
     def close(self) -> None:
-        self.pop.validate()
+        check_invariants(self.pop)
         self.store.close()
 
     def send(self, *bodies: bytes, queue_id: int = 0, tags: str | None = None) -> None:
@@ -94,7 +95,7 @@ class PopBench:
                 ending=ExpiryReason.UNSEEN if ahead else ending,
             )
         )
-        self.pop.validate()
+        check_invariants(self.pop)
         self.suspects = [offset for part in popped.queues for offset in part.taken.suspects]
         found = []
         for part in popped.queues:
@@ -116,7 +117,7 @@ class PopBench:
             self.pop.acknowledge(group, "t", handle.queue_id, handle.pop_time_ms, [handle.offset]) == 1
             for handle in handles
         ]
-        self.pop.validate()
+        check_invariants(self.pop)
         return done
 
     def change(self, handle: Handle, seconds: float, *, undelivered: bool = False) -> Handle | None:
@@ -124,7 +125,7 @@ class PopBench:
         renewed = self.pop.change_invisible(
             "g", "t", handle.queue_id, handle.offset, handle.pop_time_ms, milliseconds, undelivered=undelivered
         )
-        self.pop.validate()
+        check_invariants(self.pop)
         if renewed is None:
             return None
         return Handle(handle.queue_id, handle.offset, renewed, handle.body, handle.reconsume_times)
@@ -136,7 +137,7 @@ class PopBench:
         number = int(argument) if action is SettleAction.RETRY else int(argument * 1000)
         wanted = Settlement(topic, handle.queue_id, handle.offset, handle.pop_time_ms, action, number, reason)
         ((outcome, self.delay_ms),) = self.pop.settle("g", [wanted])
-        self.pop.validate()
+        check_invariants(self.pop)
         return outcome
 
     def committed(self, queue_id: int = 0, group: str = "g") -> int | None:

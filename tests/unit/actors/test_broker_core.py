@@ -15,6 +15,7 @@ from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, T
 from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import decode
 from raymq.storage.tables.staged_records import FINISHED_MARK_SECONDS
@@ -275,5 +276,7 @@ def test_waiting_messages_survive_smaller_size_limit(tmp_path: Path, count: int)
     assert bench.bodies("%RETRY%g") == [body]
     bench.core.redelivery.send_back("g", place, -1, None)
     assert bench.bodies("%DLQ%g") == [body]
-    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.REDRIVEN]
+    assert run_steps(bench.core.dead_letters.redrive_steps("g", [0], force=False, dry_run=False)) == [
+        RedriveStatus.REDRIVEN
+    ]
     bench.store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,17 +13,18 @@ from raymq.actors.broker import name_server_registration
 from raymq.actors.broker.name_server_registration import NameServerRegistration, registration_timeout
 from raymq.actors.errors import InvalidInput, ServerBusy
 from raymq.actors.names import route_handlers
-from raymq.actors.names.route_table import LEARNING_SECONDS, MAX_PER_CONNECTION, MAX_TOPICS, RouteTable
+from raymq.actors.names.route_table import LEARNING_SECONDS, MAX_TOPICS, RouteTable
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.registration_commands import heartbeat_command, register_command, topics_json
 from raymq.actors.wire.connection_pool import ConnectionPool
-from raymq.actors.wire.frame import Command
+from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.headers.route_headers import QueryDataVersion, RegisterBroker, UnregisterBroker
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 TOPICS = 4_000
 VERSION = DataVersion(1, 1)
@@ -32,12 +34,14 @@ class Connection:
     """Stand in for a server connection that the test can end."""
 
     def __init__(self) -> None:
+        self.is_gone = False
         self.ends: list[Callable[[], None]] = []
 
     def add_close_callback(self, call: Callable[[], None]) -> None:
         self.ends.append(call)
 
     def end(self) -> None:
+        self.is_gone = True
         for call in self.ends:
             call()
 
@@ -65,73 +69,62 @@ class NameServer:
         return list(self.table.view().brokers)
 
 
-async def count_turns_until(is_so: Callable[[], bool]) -> int:
-    for turn in range(10_000):
-        if is_so():
-            return turn
-        await asyncio.sleep(0)
-    raise AssertionError("never")
-
-
 async def test_registrations_are_processed_sequentially() -> None:
     """Guard against eight interleaved registrations that all exceeded their brokers' timeouts."""
-    alone = NameServer()
-    turns_of_one = await count_turns_until(alone.register(Connection(), "alone").done)
-    server = NameServer()
+    server, done = NameServer(), list[int]()
     answers = [server.register(Connection(), f"b{n}") for n in range(8)]
-    first = await count_turns_until(answers[0].done)
-    assert first <= 2 * turns_of_one
-    assert not any(answer.done() for answer in answers[1:])
     for number, answer in enumerate(answers):
-        await count_turns_until(answer.done)
-        assert [each.done() for each in answers] == [True] * (number + 1) + [False] * (7 - number)
+        answer.add_done_callback(lambda _, number=number: done.append(number))
+    await asyncio.gather(*answers)
+    assert done == list(range(8))
     assert server.brokers == [f"b{n}" for n in range(8)]
-    server.table.validate()
+    check_invariants(server.table)
 
 
-async def test_short_requests_do_not_wait_for_long_registrations() -> None:
+async def test_short_requests_do_not_wait_for_long_registrations(may_read: threading.Event) -> None:
     server = NameServer()
     long = [server.register(Connection(), f"b{n}") for n in range(3)]
     assert isinstance(server.register(Connection(), "short", topics=10), Command)
     beat = heartbeat_command(QueryDataVersion("c", "short", 0, "h:1"), VERSION)
     assert isinstance(server.ask(Connection(), beat), Command)
     assert not any(answer.done() for answer in long)
+    may_read.set()
     await asyncio.gather(*long)
 
 
+@pytest.fixture
+def may_read(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Hold every long registration until the event is set."""
+    event, read = threading.Event(), route_handlers._read_registration
+
+    def held(header: RegisterBroker, body: Buffer) -> Any:
+        if len(body) > route_handlers._SHORT_BYTES:
+            assert event.wait(30)
+        return read(header, body)
+
+    monkeypatch.setattr(route_handlers, "_read_registration", held)
+    return event
+
+
 @pytest.mark.parametrize("has_begun", [True, False])
-async def test_newer_registration_supersedes_older(has_begun: bool) -> None:
+async def test_newer_registration_supersedes_older(has_begun: bool, may_read: threading.Event) -> None:
     server, connection = NameServer(), Connection()
     others = [] if has_begun else [server.register(Connection(), "other")]
     old = server.register(connection, "b", counter=1)
     for _ in range(5):
         await asyncio.sleep(0)
     new = server.register(connection, "b", counter=2)
+    may_read.set()
     with pytest.raises(ServerBusy):
         await old
-    assert not new.done(), "the old one did not go on until its end"
     await asyncio.gather(new, *others)
     assert server.table.heartbeat("b", 0, "h:1", DataVersion(2, 2))
-    server.table.validate()
-
-
-async def test_newer_registration_keeps_place_in_queue() -> None:
-    server, connection = NameServer(), Connection()
-    first = server.register(Connection(), "first")
-    old = server.register(connection, "b")
-    last = server.register(Connection(), "last")
-    new = server.register(connection, "b", counter=2)
-    await asyncio.gather(first, new)
-    assert not last.done()
-    assert server.brokers == ["b", "first"]
-    with pytest.raises(ServerBusy):
-        await old
-    await last
+    check_invariants(server.table)
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("how", ["its connection ends", "it leaves", "it says less"])
-async def test_obsolete_registration_is_not_read(how: str, has_begun: bool) -> None:
+async def test_obsolete_registration_is_dropped(how: str, has_begun: bool, may_read: threading.Event) -> None:
     server, connection = NameServer(), Connection()
     others = [] if has_begun else [server.register(Connection(), "other")]
     answer = server.register(connection, "b")
@@ -143,23 +136,12 @@ async def test_obsolete_registration_is_not_read(how: str, has_begun: bool) -> N
         server.ask(connection, UnregisterBroker("c", "b", 0, "h:1").command())
     else:
         server.register(connection, "b", topics=1, counter=2)
+    may_read.set()
     with pytest.raises(ServerBusy):
         await answer
     await asyncio.gather(*others)
-    for _ in range(200):
-        await asyncio.sleep(0)
     assert ("b" in server.brokers) == (how == "it says less")
     assert len(server.table.topics()) == (TOPICS if others else how == "it says less")
-
-
-async def test_waiting_registrations_per_connection_are_bounded() -> None:
-    server, connection = NameServer(), Connection()
-    first = server.register(Connection(), "first")
-    many = [server.register(connection, f"b{n}") for n in range(MAX_PER_CONNECTION)]
-    with pytest.raises(InvalidInput, match="connection"):
-        server.register(connection, "one more")
-    assert not first.done()
-    await asyncio.gather(first, *many)
 
 
 async def test_unreadable_registration_does_not_block_next_one() -> None:

@@ -26,6 +26,7 @@ from tests.crash.power_loss import Disk
 from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 CONFIG = replace(SMALL, flush="sync", flush_interval_ms=3_600_000)
 POP_REQUEST = PopRequest("g", "t", range(1), 8, 1 << 20, 5_000, 0)
@@ -53,7 +54,7 @@ class Bench:
 
     def sweep(self) -> None:
         self.core.pop.sweep()
-        self.core.pop.validate()
+        check_invariants(self.core.pop)
 
     def letters(self) -> int:
         try:

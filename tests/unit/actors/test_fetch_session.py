@@ -9,10 +9,11 @@ import pytest
 from raymq.actors.broker.core.reading.fetch_session import FetchSession, QueueFetchResult
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, TopicNotFound
 from raymq.actors.filter.fetch_spec import FetchSpec
-from raymq.actors.filter.tag_expression import TAG, parse_filter
+from raymq.actors.filter.tag_expression import TAG
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
+from tests.unit.actors.filters import parse_filter
 
 BOTH = [FetchSpec("t", 0, 0), FetchSpec("t", 1, 0)]
 QUEUES = [("t", 0), ("t", 1)]

@@ -11,7 +11,8 @@ from raymq.actors.errors import BadSubscription
 from raymq.actors.filter import sql_filter
 from raymq.actors.filter import tag_expression as filters
 from raymq.actors.filter.lru_cache import LRUCache
-from raymq.actors.filter.tag_expression import MAX_TAG_CHARACTERS, SQL92, TAG, parse_filter
+from raymq.actors.filter.tag_expression import MAX_TAG_CHARACTERS, SQL92, TAG
+from tests.unit.actors.filters import parse_filter
 
 
 def test_least_recently_used_text_is_evicted() -> None:

@@ -10,12 +10,13 @@ import pytest
 from raymq.actors.broker.core.reading import filtered_reader
 from raymq.actors.broker.core.reading.filtered_reader import ScanBudget, read_filtered
 from raymq.actors.errors import BadSubscription
-from raymq.actors.filter.tag_expression import SQL92, TAG, MessageFilter, parse_filter
+from raymq.actors.filter.tag_expression import SQL92, TAG, MessageFilter
 from raymq.storage.config import StoreConfig
 from raymq.storage.log.lease import Lease
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from tests.store_records import append
+from tests.unit.actors.filters import parse_filter
 
 LARGE_LIMITS = (1_000, 1 << 20)
 

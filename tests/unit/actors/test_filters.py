@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.errors import BadSubscription
-from raymq.actors.filter.tag_expression import parse_filter
 from raymq.storage.records.java_hash import tags_code
+from tests.unit.actors.filters import parse_filter
 
 
 @pytest.mark.parametrize("expression", ["*", "", " ", " * "])

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.appending.batch_body import BatchMember, split
+from raymq.actors.broker.core.appending.batch_body import BatchMember, split_steps
 from raymq.actors.errors import InvalidInput, MessageIllegal, PermissionDenied, RayMQError, TopicNotFound
+from raymq.storage.cooperative_steps import run_steps
 from tests.unit.actors.foreign_intake import CLUSTER, Intake, member
 
 BATCH = {"UNIQ_KEY": "BATCH", "WAIT": "true"}
@@ -38,7 +39,7 @@ def test_each_message_keeps_its_fields(intake: Intake, count: int) -> None:
     assert accepted.message_id.split(",") == [record.message_id for record in records]
     assert (accepted.queue_id, accepted.queue_offset, accepted.unique_key) == (1, 0, "BATCH")
     assert (accepted.messages, accepted.size) == (count, sum(record.size for record in records))
-    assert len(intake.core.query("t", told[-1]["UNIQ_KEY"], 0, 1 << 60, 10)) == 1
+    assert len(run_steps(intake.core.search("t", told[-1]["UNIQ_KEY"], 0, 1 << 60, 10))) == 1
 
 
 def test_message_properties_override_batch_properties(intake: Intake) -> None:
@@ -123,7 +124,7 @@ def test_bad_message_refuses_whole_batch(intake: Intake, name: str) -> None:
 class TestSplitting:
     def test_split_returns_members(self) -> None:
         packed = member(b"a", b"x", flag=7) + member(b"bc", b"")
-        assert split(packed) == [BatchMember(7, b"a", b"x"), BatchMember(0, b"bc", b"")]
+        assert run_steps(split_steps(packed)) == [BatchMember(7, b"a", b"x"), BatchMember(0, b"bc", b"")]
 
     @pytest.mark.parametrize("at", [0, 16])
     @pytest.mark.parametrize("value", [-(1 << 31), -1, 0, 1, 21, 1 << 20, (1 << 31) - 1])
@@ -131,9 +132,9 @@ class TestSplitting:
         packed = bytearray(GOOD + GOOD)
         struct.pack_into(">i", packed, at, value)
         with pytest.raises(MessageIllegal):
-            split(bytes(packed))
+            run_steps(split_steps(bytes(packed)))
 
     def test_truncated_batch_raises_message_illegal(self) -> None:
         for end in range(len(GOOD)):
             with pytest.raises(MessageIllegal):
-                split(GOOD[:end])
+                run_steps(split_steps(GOOD[:end]))

@@ -17,6 +17,7 @@ from raymq.actors.wire.server import ServerConnection
 from raymq.actors.wire.server_limits import ServerLimits
 from raymq.storage.records.message_limits import DEFAULT_MESSAGE_BYTES, MAX_MESSAGE_BYTES, MAX_RECORD_OVERHEAD
 from raymq.storage.records.record import HEADERS, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES
+from tests.validation import check_invariants
 from tests.wire_server import Peer, encode_frame, serving
 
 MIB = 1 << 20
@@ -118,7 +119,7 @@ async def test_server_memory_follows_received_bytes() -> None:
                 await asyncio.sleep(0.005)
         assert len(server.connections) == len(peers)
         assert server.room.arriving_bytes <= len(peers) * SCRATCH_BYTES
-        server.room.validate()
+        check_invariants(server.room)
 
 
 def test_reader_memory_follows_received_bytes() -> None:

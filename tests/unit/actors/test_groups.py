@@ -11,7 +11,7 @@ from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, Subscri
 from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import SESSION_GRACE_SECONDS
 from tests.unit.actors.clock import FakeClock
-from tests.validation import validated
+from tests.validation import check_invariants, validated
 
 
 class Groups(ClientRegistry):
@@ -241,7 +241,7 @@ def test_heartbeat_memory_per_connection_is_bounded(groups: Groups, clock: FakeC
     groups.connection_closed("c1")
     clock.advance(SESSION_GRACE_SECONDS)
     groups.expire()
-    groups.validate()
+    check_invariants(groups)
     groups.heartbeat("x9", "c1", "g9", t=expression)
 
 
@@ -250,7 +250,7 @@ def test_second_connection_counts_memory_of_its_client(groups: Groups) -> None:
     groups.register_client("x", "c2")
     with pytest.raises(InvalidInput, match="memberships of a connection"):
         groups.heartbeat("y", "c2", "g2", t="x" * 3_000_000)
-    groups.validate()
+    check_invariants(groups)
 
 
 def test_members_with_equal_subscriptions_share_one_object(groups: Groups) -> None:

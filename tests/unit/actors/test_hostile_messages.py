@@ -22,6 +22,7 @@ from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.errors import NotFoundError, RayMQError
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RedriveStatus
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files.file_calls import replaced
@@ -32,6 +33,7 @@ from raymq.storage.timers.timer_entry import MIN_KEY
 from tests.faulty_calls import UnsyncedCalls
 from tests.staged_rows import body_of
 from tests.unit.actors.bench import HOST, Bench
+from tests.validation import check_invariants
 
 FORGEABLE = (
     *("REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_OUT_MS", "TIMER_DELIVER_MS", "RAYMQ_DELIVERED_FROM", "RAYMQ_SEQUENCE"),
@@ -245,11 +247,11 @@ def test_redrive_survives_hostile_messages(several: list[Hostile]) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         put_all(broker, places, several, "%DLQ%g")
         bodies = [body for body, _ in mixed(several)]
-        values = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
+        values = run_steps(broker.core.dead_letters.redrive_steps("g", range(len(bodies)), force=False, dry_run=False))
         of_sound = [word for word, body in zip(values, bodies, strict=True) if body.startswith(b"sound")]
         assert of_sound == [RedriveStatus.REDRIVEN] * len(several)
         check(broker, several, places, "%RETRY%g")
-        again = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
+        again = run_steps(broker.core.dead_letters.redrive_steps("g", range(len(bodies)), force=False, dry_run=False))
         assert RedriveStatus.REDRIVEN not in again
 
     run_and_restart(run)
@@ -276,7 +278,7 @@ def test_pop_and_sweep_survive_hostile_messages(several: list[Hostile], taken_be
         for _ in range(4):
             broker.clock.advance(2)
             broker.core.pop.sweep()
-            broker.core.pop.validate()
+            check_invariants(broker.core.pop)
             broker.core.pop.receive(request)
         check(broker, several, places, "%DLQ%g")
 

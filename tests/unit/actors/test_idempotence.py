@@ -19,7 +19,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.partition_sequence import PartitionSequences
 from raymq.storage.records.producer_sequence import ProducerSequence
 from tests.unit.actors.clock import FakeClock
-from tests.validation import validated
+from tests.validation import check_invariants, validated
 
 LANE: ProducerKey = ("p", "t", 0)
 
@@ -129,7 +129,7 @@ def test_snapshot_restores_producer_state(table: ProducerStateTable, clock: Fake
         store(table, first, 2)
     again = ProducerStateTable(clock)
     again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
-    again.validate()
+    check_invariants(again)
     assert again.rows(again.lanes()) == table.rows(table.lanes())
     assert again.check(LANE, sequence(12, 2)) == StoredBatch("t", 0, 112, 2)
 
@@ -139,7 +139,7 @@ def test_batches_beyond_log_end_are_dropped(table: ProducerStateTable, clock: Fa
         store(table, first)
     again = ProducerStateTable(clock)
     again.load(table.rows(table.lanes()), count_below(102))
-    again.validate()
+    check_invariants(again)
     assert again.check(LANE, sequence(1)) is not None
     assert again.check(LANE, sequence(2)) is None
 
@@ -155,7 +155,7 @@ def test_truncated_batch_reports_stored_count(
     for _ in range(2):
         again = ProducerStateTable(clock)
         again.load(json.loads(json.dumps(table.rows(table.lanes()))), count_below(log_end))
-        again.validate()
+        check_invariants(again)
         assert again.check(LANE, sequence(0, 10)) == (None if here is None else StoredBatch("t", 0, 100, here))
         table = again
 
@@ -197,10 +197,10 @@ def test_replay_of_truncated_batches(table: ProducerStateTable, clock: FakeClock
     found, following, missing, places = REPLAYED[case]
     for first, count, offset, there in found:
         table.replay(LANE, sequence(first, count), StoredBatch("t", 0, offset, there), 1_000.0)
-        table.validate()
+        check_invariants(table)
     again = ProducerStateTable(clock)
     again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
-    again.validate()
+    check_invariants(again)
     for each in (table, again):
         ((_, _, _, _, next_sequence, _, results, missing_count),) = each.rows([LANE])
         assert (next_sequence, missing_count) == (following, missing)
@@ -213,7 +213,7 @@ def test_completed_batch_may_be_truncated_again(table: ProducerStateTable, clock
     for log_end, here in ((206, 10), (203, 7), (200, 4), (150, 4), (102, 2)):
         again = ProducerStateTable(clock)
         again.load(table.rows(table.lanes()), count_below(log_end))
-        again.validate()
+        check_invariants(again)
         known = again.check(LANE, sequence(0, 10))
         assert known is not None
         assert known.total == here

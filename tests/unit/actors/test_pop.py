@@ -10,13 +10,14 @@ import pytest
 
 from raymq.actors.broker.core.pop import pop_service
 from raymq.actors.broker.core.pop.pop_request import PopRequest
-from raymq.actors.filter.tag_expression import parse_filter
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import encode
 from raymq.storage.tables.in_flight_messages import InFlightTable
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.store_records import append, flip_byte, log_file, make_record
+from tests.unit.actors.filters import parse_filter
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
+from tests.validation import check_invariants
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -433,7 +434,7 @@ def test_failed_delivery_write_keeps_messages_ready(
         patched.setattr(bench.store.in_flight, "deliver", fail)
         with pytest.raises(type(error)):
             bench.receive()
-        bench.pop.validate()
+        check_invariants(bench.pop)
     assert bodies(bench.receive()) == [b"a", b"b"]
 
 
@@ -458,7 +459,7 @@ def test_forged_reconsume_times_are_counted_on(bench: PopBench, times: int) -> N
         bench.pop.receive(PopRequest("g", "t", range(1), 1, 1 << 20, 1_000, 2**31 - 1))
         bench.clock.advance(2)
         bench.pop.sweep()
-        bench.pop.validate()
+        check_invariants(bench.pop)
     assert len(bench.dead_letters()) == 0
 
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.pop_bench import Handle, PopBench
+from tests.validation import check_invariants
 
 MAXIMUM = 2
 
@@ -124,7 +125,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.bench.pop.validate()
+        check_invariants(self.bench.pop)
         assert len(self.bench.dead_letters()) == self.dead
         committed = self.bench.committed()
         if committed is not None:

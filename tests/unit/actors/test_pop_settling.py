@@ -14,6 +14,7 @@ from raymq.actors.request_limits import MAX_SETTLED
 from raymq.actors.wire.commands.settle_commands import read_settlements, settle_command
 from raymq.storage.tables.in_flight_messages import ExpiryReason
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
+from tests.validation import check_invariants
 
 ACK, RUN, HOLD, RETURN, RETRY = SettleAction
 STALE, DONE, DEAD = SettleOutcome
@@ -210,7 +211,7 @@ def test_request_settles_deliveries_of_many_queues(tmp_path: Path) -> None:
         none = Settlement("other", 0, 0, 1, ACK)
         settled = bench.pop.settle("g", [*wanted, wanted[0], none])
         assert [each.outcome for each in settled] == [*[DONE] * 6, STALE, STALE]
-        bench.pop.validate()
+        check_invariants(bench.pop)
         assert [bench.committed(queue_id) for queue_id in range(3)] == [1, 2, 0]
 
 

@@ -26,6 +26,7 @@ from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
 from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL, make_record
+from tests.validation import check_invariants
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=50, index_entries=10_000, disk_refuse_ratio=1.0)
 LANES = 12
@@ -78,7 +79,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
 def state_after_kill(broker: Broker, target: Path) -> dict[tuple[object, ...], list[object]]:
     shutil.copytree(broker.directory, target)
     again = Broker(target)
-    again.core.producers.validate()
+    check_invariants(again.core.producers)
     known = again.known()
     again.close()
     shutil.rmtree(target)
@@ -223,7 +224,7 @@ def test_states_of_format_2_are_restored(repository: Path, tmp_path: Path) -> No
         assert len(list(store.tables.producer_states.rows())) == 1
         core = BrokerCore("b", store, clock=lambda: 1_700_000_000.0)
         ProducerStateJournal(core.producers, store).restore()
-        core.producers.validate()
+        check_invariants(core.producers)
         for number in (0, 1, 2, 3, 3):  # the third one was not saved
             record = bytearray(make_record(b"sent", queue_id=1))
             producer_sequence.stamp_first(record, ProducerSequence("00000000000000ab", 0, number, 1))

@@ -17,10 +17,10 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.filter.fetch_spec import FetchSpec
-from raymq.actors.filter.tag_expression import parse_filter
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
+from tests.unit.actors.filters import parse_filter
 
 FOUND, NEW, MATCHED, MOVED = (
     PullStatus.FOUND,

@@ -21,6 +21,7 @@ from raymq.actors.wire.commands.route_answers import read_route
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def table(clock: FakeClock) -> Iterator[RouteTable]:
     made = RouteTable(clock)
     clock.advance(LEARNING_SECONDS)
     yield made
-    made.validate()
+    check_invariants(made)
 
 
 def register(table: RouteTable, broker: str, *topics: str, queues: int = 2, replica: int = 0) -> None:
@@ -120,7 +121,7 @@ def test_recently_left_brokers_are_bounded(
     register(table, "new", "u", "v", "w", "x")
     assert outcome(table, "t1") == ("TopicNotFound", "")
     assert outcome(table, "t2") == ("TopicUnavailable", "b2")
-    table.validate()
+    check_invariants(table)
 
 
 def ask(table: RouteTable, **fields: str) -> Command:

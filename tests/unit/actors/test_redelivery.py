@@ -9,6 +9,7 @@ from raymq.actors.broker.core.redelivery.retry import MoveToDlq, Quarantined, Re
 from raymq.actors.errors import GroupNotFound, MessageExpired, MessageNotFound, PermissionDenied, StoreFull
 from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.record import encode
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
@@ -189,11 +190,11 @@ def test_redrive_is_idempotent_after_retry_topic_recreation(bench: Bench) -> Non
     core.ensure_group("g")
     for _ in range(3):
         core.redelivery.send_back("g", append_message(bench), -1)
-    redrive = core.dead_letters.redrive
-    assert redrive("g", [0, 1, 2], force=False, dry_run=False) == [RedriveStatus.REDRIVEN] * 3
+    redrive = core.dead_letters.redrive_steps
+    assert run_steps(redrive("g", [0, 1, 2], force=False, dry_run=False)) == [RedriveStatus.REDRIVEN] * 3
     core.topics.delete("%RETRY%g")
-    assert redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.REDRIVEN]
-    assert redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.ALREADY]
+    assert run_steps(redrive("g", [0], force=False, dry_run=False)) == [RedriveStatus.REDRIVEN]
+    assert run_steps(redrive("g", [0], force=False, dry_run=False)) == [RedriveStatus.ALREADY]
     assert bench.store.max_offset("%RETRY%g", 0) == 1
 
 
@@ -206,16 +207,18 @@ def test_redriven_entries_are_forgotten_with_their_copies(bench: Bench) -> None:
         place = int(bench.append(Message("t", b"%06d" % number * 8_000)).physical_offsets[0])
         core.redelivery.send_back("g", place, -1)
     entries = list(range(rounds * each))
-    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [RedriveStatus.REDRIVEN] * len(
-        entries
-    )
-    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [RedriveStatus.ALREADY] * len(entries)
+    assert run_steps(core.dead_letters.redrive_steps("g", entries, force=False, dry_run=False)) == [
+        RedriveStatus.REDRIVEN
+    ] * len(entries)
+    assert run_steps(core.dead_letters.redrive_steps("g", entries, force=False, dry_run=False)) == [
+        RedriveStatus.ALREADY
+    ] * len(entries)
     bench.store.flush()
     bench.clock.advance(100 * 3_600)
     assert bench.store.delete_expired(asked=True).log_files
     low, high = bench.store.min_offset("%RETRY%g", 0), bench.store.max_offset("%RETRY%g", 0)
     assert 0 < low < high
-    core.dead_letters.redrive("g", entries[-1:], force=False, dry_run=False)
+    run_steps(core.dead_letters.redrive_steps("g", entries[-1:], force=False, dry_run=False))
     (seen,) = core.dead_letters._seen.values()
     assert len(seen.entries) == high - low
 
@@ -271,6 +274,6 @@ def test_redriven_message_has_no_failure_reason(bench: Bench) -> None:
     core.ensure_group("g")
     place = int(bench.append(Message("t", b"x")).physical_offsets[0])
     core.redelivery.send_back("g", place, -1, None, "ValueError: bad")
-    core.dead_letters.redrive("g", [0], force=False, dry_run=False)
+    run_steps(core.dead_letters.redrive_steps("g", [0], force=False, dry_run=False))
     [again] = bench.records("%RETRY%g")
     assert (again.reconsume_times, "RAYMQ_FAILURE" in again.properties) == (0, False)

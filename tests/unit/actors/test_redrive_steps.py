@@ -80,7 +80,9 @@ def test_concurrent_redrives_copy_each_entry_once(bench: Bench, ahead: int) -> N
 
 def test_forced_redrive_copies_repeated_offset_once(bench: Bench) -> None:
     offsets = send_to_dlq(bench, 40)
-    statuses = bench.core.dead_letters.redrive("g", [*offsets, *offsets, 99], force=True, dry_run=False)
+    statuses = run_steps(
+        bench.core.dead_letters.redrive_steps("g", [*offsets, *offsets, 99], force=True, dry_run=False)
+    )
     assert statuses == [DONE] * 40 + [ALREADY] * 40 + [UNKNOWN]
     assert bench.store.max_offset(RETRY, 0) == 40
 
@@ -94,7 +96,10 @@ def test_redrive_recreates_deleted_retry_topic(bench: Bench) -> None:
     assert statuses == [DONE] * 100
     left = bench.store.max_offset(RETRY, 0)
     assert 0 < left < 100
-    assert bench.core.dead_letters.redrive("g", offsets[-left:], force=False, dry_run=False) == [ALREADY] * left
+    assert (
+        run_steps(bench.core.dead_letters.redrive_steps("g", offsets[-left:], force=False, dry_run=False))
+        == [ALREADY] * left
+    )
 
 
 def test_redrive_of_unknown_group_raises_group_not_found(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from raymq.actors.names.route_table import EXPIRY_SECONDS, LEARNING_SECONDS, Rou
 from raymq.actors.protocol import QueueData
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 ONE, TWO = DataVersion(1, 1), DataVersion(2, 2)
 
@@ -32,7 +33,7 @@ def topics(broker: str, count: int, first: int = 0) -> dict[str, QueueData]:
 
 def register(table: RouteTable, broker: str, connection: str, count: int = 1, replica: int = 0) -> None:
     table.register("c", broker, replica, f"h:{replica + 1}", topics(broker, count), ONE, connection)
-    table.validate()
+    check_invariants(table)
 
 
 @pytest.mark.parametrize("replica", [-1, -(1 << 63)])
@@ -67,7 +68,7 @@ def test_registration_limit_keeps_known_brokers(table: RouteTable, clock: FakeCl
     assert table.amend("real", 0, ONE, TWO, topics("real", 1, first=5), ["t0"])
     clock.advance(0.1)
     table.expire()
-    table.validate()
+    check_invariants(table)
     assert list(table.view().brokers) == ["real"]
     register(table, "one-more", "c")
 
@@ -79,11 +80,11 @@ def test_total_topics_are_bounded(table: RouteTable) -> None:
         register(table, "another", "c2")
     with pytest.raises(ServerBusy, match="100"):
         table.amend("made-up", 0, ONE, TWO, topics("made-up", 2, first=60), ["t0"])
-    table.validate()
+    check_invariants(table)
     register(table, "real", "own", count=40)
     assert table.amend("made-up", 0, ONE, TWO, topics("made-up", 2, first=60), ["t0", "t1"])
     table.delete_topic("t5")
-    table.validate()
+    check_invariants(table)
     table.unregister("made-up", 0)
     table.unregister("nobody", 0)
     register(table, "another", "c2", count=60)
@@ -95,7 +96,7 @@ def test_name_lengths_are_bounded(table: RouteTable) -> None:
         with pytest.raises(InvalidInput, match="255 characters"):
             table.register(cluster, broker, 0, address, {})
     assert not table.view().brokers
-    table.validate()
+    check_invariants(table)
 
 
 def test_counts_match_table_under_random_operations(table: RouteTable, clock: FakeClock) -> None:
@@ -118,4 +119,4 @@ def test_counts_match_table_under_random_operations(table: RouteTable, clock: Fa
                     table.expire()
         except (ServerBusy, InvalidInput):
             pass
-        table.validate()
+        check_invariants(table)

@@ -16,6 +16,7 @@ from raymq.storage.tables.in_flight_messages import InFlightTable
 from tests.faulty_calls import FaultyCalls
 from tests.state_journals import open_table
 from tests.unit.actors.pop_bench import PopBench, bodies
+from tests.validation import check_invariants
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_reset_ends_deliveries_despite_full_disk(bench: PopBench, asks_again: bo
     bench.core.offsets.reset("g", "t", 0, 0)
     with replaced(full_disk()), pytest.raises(StoreFull):
         bench.pop.forget("g", "t", 0)
-    bench.pop.validate()
+    check_invariants(bench.pop)
     if asks_again:
         bench.core.reset_offset("g", "t", 0, 0)
     a, b, c = bench.receive(3, maximum=0)
@@ -82,7 +83,7 @@ def test_start_on_full_disk_drops_deleted_group_later(bench: PopBench) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InFlightTable, "forget", full)
         bench.open()
-    bench.pop.validate()
+    check_invariants(bench.pop)
     assert bodies(bench.receive(1)) == [b"0"]
     bench.kill()
     assert list(bench.store.in_flight.queues[("g", "t", 0)].deliveries) == [0]

@@ -6,6 +6,7 @@ import random
 
 from raymq.actors.wire.request_memory_budget import RequestMemoryBudget
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 MIB = 1 << 20
 
@@ -16,7 +17,7 @@ def test_announced_bytes_cost_nothing() -> None:
     assert all(budget.arriving(n, 8, 8, 16 * MIB) for n in range(1000))
     assert budget.arriving_bytes == 8000
     assert budget.arriving("honest", MIB // 4, MIB, MIB)
-    budget.validate()
+    check_invariants(budget)
 
 
 def test_one_frame_over_budget_has_turn_until_it_is_slow() -> None:
@@ -33,7 +34,7 @@ def test_one_frame_over_budget_has_turn_until_it_is_slow() -> None:
     assert budget.late() == "a"
     budget.end_turn()
     assert budget.late() is None
-    budget.validate()
+    check_invariants(budget)
 
 
 def test_turn_requires_space_for_whole_frame() -> None:
@@ -62,6 +63,6 @@ def test_all_frames_complete_within_bounded_memory() -> None:
         if budget.arriving(frame_id, memory, needs, length):
             frames[frame_id][1] = needs
         assert budget.arriving_bytes <= 100 + 60
-        budget.validate()
+        check_invariants(budget)
     assert not frames
     assert not budget.arriving_bytes

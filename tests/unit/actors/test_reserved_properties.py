@@ -14,6 +14,7 @@ from raymq.actors.errors import MessageIllegal
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import encode, encode_properties
 from tests.unit.actors.foreign_intake import BORN_HOST, Intake, member
+from tests.validation import check_invariants
 
 RESERVED = sorted({*names.OF_BROKERS, *(name for name in names.SYSTEM_PROPERTIES if name.startswith("RAYMQ_"))})
 
@@ -58,7 +59,7 @@ def test_startup_ignores_stored_forgeries(intake: Intake, tmp_path: Path, forged
     intake.store.append(record, np.array([len(record)], np.int32))
     table = ProducerStateTable(intake.clock)
     producer_state_journal.replay(table, intake.store, 0)
-    table.validate()
+    check_invariants(table)
 
 
 def test_delayed_message_with_too_large_properties_is_refused(intake: Intake) -> None:

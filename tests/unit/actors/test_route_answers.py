@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 
 import pytest
@@ -101,7 +102,8 @@ def test_malformed_body_raises_protocol_error(told: bytes) -> None:
 @pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums", "perm"])
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: "absent" if value is ABSENT else repr(value))
 def test_queue_numbers_are_checked(field: str, value: Any) -> None:
-    with pytest.raises(ProtocolError, match=field):
+    is_json = not (isinstance(value, float) and math.isnan(value))
+    with pytest.raises(ProtocolError, match=field if is_json else "JSON"):
         read_route("t", body([with_field(QUEUES, field, value)], [BROKER]))
 
 
@@ -136,7 +138,7 @@ def test_route_queues_and_brokers_are_bounded() -> None:
         read_route("t", body([QUEUES | half, QUEUES | other | half, QUEUES | {"brokerName": "c"}], [BROKER]))
     with pytest.raises(ProtocolError, match="twice"):
         read_route("t", body([QUEUES, QUEUES], [BROKER]))
-    with pytest.raises(ProtocolError, match="brokers"):
+    with pytest.raises(ProtocolError, match="brokerDatas"):
         read_route("t", body([], [BROKER] * (MAX_ROUTE_BROKERS + 1)))
 
 

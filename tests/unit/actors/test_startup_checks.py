@@ -18,6 +18,7 @@ from raymq.actors.errors import StoreFull
 from raymq.actors.naming import dlq_topic, retry_topic
 from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.journal.journal_frames import decode_frames, encode_frame
@@ -104,10 +105,12 @@ def test_forged_redrive_does_not_block_real_one(bench: Bench) -> None:
     topic = retry_topic("g")
     append_raw(bench, encode(topic, 0, b"x", claims, born_timestamp_ms=1, born_host=("10.0.0.2", 1)), topic)
     for outcome in (RedriveStatus.REDRIVEN, RedriveStatus.ALREADY):
-        assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [outcome]
+        assert run_steps(bench.core.dead_letters.redrive_steps("g", [0], force=False, dry_run=False)) == [outcome]
     append_raw(bench, encode(topic, 0, b"x", claims, born_timestamp_ms=1, born_host=("10.0.0.2", 1)), topic)
     bench.crash()
-    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.ALREADY]
+    assert run_steps(bench.core.dead_letters.redrive_steps("g", [0], force=False, dry_run=False)) == [
+        RedriveStatus.ALREADY
+    ]
     assert bench.bodies(topic) == [b"x", b"dead", b"x"]
 
 

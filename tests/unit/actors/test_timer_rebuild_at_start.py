@@ -32,7 +32,7 @@ def open_without_timer_files(root: Path) -> tuple[Bench, Message]:
         copies, sizes = bytes(lease.records), np.array(lease.sizes)
     for _ in range(COUNT // 100 - 1):
         bench.store.append(copies, sizes)
-    assert bench.core.recalls.recall(handle_of(bench, withdrawn)) is RecallStatus.WITHDRAWN
+    assert run_steps(bench.core.recalls.recall_steps(handle_of(bench, withdrawn))) is RecallStatus.WITHDRAWN
     bench.store._flusher.stop()
     bench.store._abandon()
     shutil.rmtree(root / "raymq" / "timers")

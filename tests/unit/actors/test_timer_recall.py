@@ -12,6 +12,7 @@ from raymq.actors.errors import InvalidInput, StoreFull
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.timers import timer_log
 from raymq.storage.timers.timer_log import TimerLog
 from tests.unit.actors.timer_bench import DAY, HOUR, TimerBench
@@ -70,9 +71,9 @@ def test_recall_of_unknown_message(bench: TimerBench) -> None:
     assert bench.recall(Message("t", b"m", deliver_at=bench.clock.now + 5)) is RecallStatus.UNKNOWN
     plain = Message("t", b"m")
     handle = RecallHandle("t", "broker-a", bench.now_ms(), plain.unique_key)
-    assert bench.core.recalls.recall(handle) is RecallStatus.UNKNOWN
+    assert run_steps(bench.core.recalls.recall_steps(handle)) is RecallStatus.UNKNOWN
     with pytest.raises(InvalidInput, match="broker-b"):
-        bench.core.recalls.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
+        run_steps(bench.core.recalls.recall_steps(RecallHandle("t", "broker-b", bench.now_ms(), "x")))
 
 
 def test_withdrawn_message_may_be_sent_again(bench: TimerBench) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from raymq.actors.broker.core.delay.timer_wheel import TimerWheel
 from raymq.storage.timers.timer_entry import ENTRY, NO_ENTRIES, Entries, EntryKind
+from tests.validation import check_invariants
 
 
 def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:
@@ -23,7 +24,7 @@ def wheel() -> TimerWheel:
     made = TimerWheel()
     made.add(entries((30, 0), (10, 2), (10, 1)))
     made.add(entries((20, 3), (10, 1)))
-    made.validate()
+    check_invariants(made)
     return made
 
 
@@ -54,7 +55,7 @@ def test_discard_updates_next_due_time_and_size(wheel: TimerWheel) -> None:
         ([(20, 3)], None, 0),
     ):
         wheel.discard(entries(*gone))
-        wheel.validate()
+        check_invariants(wheel)
         assert (wheel.next_due_ms, len(wheel)) == (next_due_ms, left)
     wheel.add(NO_ENTRIES)
     assert wheel.next_due_ms is None

@@ -13,6 +13,7 @@ from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
+from tests.validation import check_invariants
 
 POP = PopRequest("poppers", "t", range(1), 3, 1 << 20, 30_000, 16)
 
@@ -64,7 +65,7 @@ def test_old_offsets_and_deliveries_do_not_return(bench: Bench, nth: int, lastin
         assert bench.core.offsets.get("g", "t", 0) is None
         assert not bench.store.consumer_offsets.is_reset_pending("g", "t", 1)
     assert pop_offsets(bench) == [[0, 1, 2]]
-    bench.core.pop.validate()
+    check_invariants(bench.core.pop)
 
 
 @pytest.mark.parametrize("nth", range(2, 6))
@@ -125,7 +126,7 @@ def test_old_handle_acknowledges_nothing_of_new_topic(bench: Bench, nth: int) ->
         assert [list(each.taken.offsets) for each in bench.core.pop.receive(one).queues] == [[0]]
         assert bench.core.pop.acknowledge("poppers", "t", queue_id, popped_ms, range(3)) == 0
     assert sorted(list(each.taken.offsets) for each in bench.core.pop.receive(both).queues) == [[1, 2]] * 2
-    bench.core.pop.validate()
+    check_invariants(bench.core.pop)
 
 
 def test_journaled_offsets_survive_loss_of_offset_file(bench: Bench) -> None:

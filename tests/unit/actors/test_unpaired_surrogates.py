@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,9 @@ import pytest
 from raymq.actors.errors import InvalidInput
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.wire import error_codec, incremental_json, json_body
+from raymq.actors.wire import error_codec, json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import LENGTH, Command, decode
-from raymq.actors.wire.incremental_json import read_object_steps
-from raymq.storage.cooperative_steps import run_steps
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 UNPAIRED = [r"x\ud800", r"\uDFFFx", r"\ud83d \ude00", r"\ude00\ud83d", r"\\\ud800"]
@@ -25,30 +22,22 @@ VALID = [r"\ud83d\ude00", r"\\ud800", "\U0001f600", r"\u00e9", r"\ud7ff", r"\ue0
 
 @pytest.mark.parametrize("text", UNPAIRED)
 @pytest.mark.parametrize("shape", ['{"a":"%s"}', '{"%s":1}', '{"a":[{"b":["%s"]}]}'])
-def test_body_with_unpaired_surrogate_is_refused(text: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = (shape % text).encode()
-    with pytest.raises(InvalidInput, match="surrogate"):
-        json_body.read_object(body)
-    monkeypatch.setattr(incremental_json, "_STEP_CHARACTERS", 2)
-    for piece in ("[{\\[][^{}\\[\\]]*[}\\]]", "^$"):
-        monkeypatch.setattr(incremental_json, "_short", re.compile(piece).match)
-        with pytest.raises(InvalidInput, match="surrogate"):
-            run_steps(read_object_steps(body))
+def test_body_with_unpaired_surrogate_is_refused(text: str, shape: str) -> None:
+    with pytest.raises(InvalidInput):
+        json_body.read_object((shape % text).encode())
 
 
 @pytest.mark.parametrize("text", VALID)
-def test_surrogate_pairs_and_escapes_are_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surrogate_pairs_and_escapes_are_parsed(text: str) -> None:
     body = f'{{"a":{{"{text}":"{text}"}}}}'.encode()
     assert json_body.read_object(body) == json.loads(body)
-    monkeypatch.setattr(incremental_json, "_STEP_CHARACTERS", 2)
-    assert run_steps(read_object_steps(body)) == json.loads(body)
 
 
 @pytest.mark.parametrize("length", [1, 60_000])
 def test_utf8_encoded_surrogate_is_refused(length: int) -> None:
     body = b'{"' + b"a" * length + b'":"\xed\xa0\x80"}'
     with pytest.raises(InvalidInput):
-        run_steps(read_object_steps(body))
+        json_body.read_object(body)
 
 
 @pytest.mark.parametrize("text", VALID)
@@ -62,12 +51,7 @@ def test_header_with_surrogate_pair_is_parsed(text: str) -> None:
 def test_answer_replaces_unpaired_surrogates_of_old_files() -> None:
     request = Command(38)
     assert json_body.answer(request, {"a": "x\ud800"}).body == b'{"a":"x?"}'
-    assert b"".join(run_steps(json_body.object_steps([("\ud800", "\udfff")] * 3, 2))) == b'{"?":"?","?":"?","?":"?"}'
-    assert json_body.object_response(request, {"\ud800": [json_body.json_bytes("\udfff")]}).pieces == [
-        b'{"?":',
-        b'"?"',
-        b"}",
-    ]
+    assert json_body.encode({"\ud800": ["\udfff"]}) == b'{"?":["?"]}'
 
 
 async def send_request(stream: Stream, request: Command, header: str) -> Command:

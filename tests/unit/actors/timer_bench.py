@@ -12,11 +12,13 @@ from raymq.actors.protocol import RecallStatus, RecordPositions
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.store_records import EXPIRING
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 #: Seconds.
 HOUR = 3_600.0
@@ -73,7 +75,7 @@ class TimerBench:
     def rescue(self, log_min: int) -> int:
         """Relocate in flushed steps up to `log_min`; return the position before which nothing waits."""
         while self.core.rescue.relocate_before(log_min) < log_min:
-            self.core.timers._wheel.validate()
+            check_invariants(self.core.timers._wheel)
             self.store.flush()
         return self.core.rescue.relocate_before(log_min)
 
@@ -106,12 +108,14 @@ class TimerBench:
         while behind:
             report = self.core.deliver_due()
             behind = report.delivered > 0 or (report.next_due_ms is not None and report.next_due_ms <= self.now_ms())
-            self.core.timers._wheel.validate()
+            check_invariants(self.core.timers._wheel)
         return [record.body for record in self.delivered()[before:]]
 
     def recall(self, message: Message) -> RecallStatus:
         assert message.due_ms is not None
-        return self.core.recalls.recall(RecallHandle("t", "broker-a", message.due_ms, message.unique_key))
+        return run_steps(
+            self.core.recalls.recall_steps(RecallHandle("t", "broker-a", message.due_ms, message.unique_key))
+        )
 
     def delivered(self) -> list[Record]:
         """Return the records of the topic in the order of the log."""

@@ -110,12 +110,6 @@ class Admission:
         self.bytes_under_way -= size
         self.appends_under_way -= 1
 
-    def validate(self) -> None:
-        """Assert that `leave` was not called more often than `enter` and `extend`."""
-        assert self.appends_under_way >= 0
-        assert self.bytes_under_way >= 0
-        assert self.appends_under_way or not self.bytes_under_way
-
 
 def refusal_cause(refusal: RayMQError) -> str:
     """Return the cause under which a refused append is counted.

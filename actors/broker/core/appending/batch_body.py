@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.request_limits import check_batch
-from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">H")
@@ -30,17 +30,12 @@ class BatchMember(NamedTuple):
     properties: bytes
 
 
-def split(batch: bytes) -> list[BatchMember]:
-    """Return the messages of a batch, at least one.
+def split_steps(batch: bytes) -> Steps[list[BatchMember]]:
+    """Return the messages of a batch, at least one, in steps.
 
     Raises:
         MessageIllegal: the lengths contradict each other or the total size, or there are too many messages.
     """
-    return run_steps(split_steps(batch))
-
-
-def split_steps(batch: bytes) -> Steps[list[BatchMember]]:
-    """Do `split` in steps."""
     members: list[BatchMember] = []
     position, end = 0, len(batch)
     while position < end:

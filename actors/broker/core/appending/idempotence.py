@@ -254,16 +254,6 @@ class ProducerStateTable:
         self._keep_within()
         return is_less
 
-    def validate(self) -> None:
-        """Assert that results are contiguous and end at the next batch or the missing part."""
-        for history in self._lanes.values():
-            ends = [first + stored.total for first, stored in history.results]
-            assert [*[first for first, _ in history.results][1:], history.next] == ends or not ends
-            assert history.missing == 0 or (history.missing > 0 and ends)
-        assert len(self._lanes) <= self._max_lanes
-        assert {lane for lanes in self._by_topic.values() for lane in lanes} == self._lanes.keys()
-        assert all(self._by_topic.values())
-
 
 def _plain(stored: StoredBatch) -> list[Any]:
     """Return four fields for each place, one place after the other."""

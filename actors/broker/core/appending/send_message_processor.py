@@ -36,7 +36,7 @@ from raymq.actors.errors import (
 from raymq.actors.naming import RETRY_PREFIX, UNSENDABLE_TOPICS, check_topic
 from raymq.actors.protocol import PERM_INHERIT, PERM_WRITE
 from raymq.storage.config import split_host
-from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
+from raymq.storage.cooperative_steps import Steps, map_steps
 from raymq.storage.records import property_names as names
 from raymq.storage.records import record as layout
 from raymq.storage.records.message_limits import TOO_LONG
@@ -143,18 +143,11 @@ class SendMessageProcessor:
         offset, message_id = self._put(draft, record, np.array([len(record)], np.int32), new_topic)
         return PutMessageResult(topic, queue_id, offset, message_id, unique_key, 1, len(record), draft.recall_handle)
 
-    def accept_batch(self, draft: InboundMessage) -> PutMessageResult:
-        """Store all messages of a batch, or none. Raises as `accept`.
+    def accept_batch_steps(self, draft: InboundMessage) -> Steps[Callable[[], PutMessageResult]]:
+        """Prepare a batch in steps, and return a function that stores all of its messages, or none.
 
         Each message keeps its own unique key. The properties of the batch are added to each message that does not set
-        them itself.
-        """
-        return run_steps(self.accept_batch_steps(draft))()
-
-    def accept_batch_steps(self, draft: InboundMessage) -> Steps[Callable[[], PutMessageResult]]:
-        """Prepare `accept_batch` in steps, and return a function that stores the batch.
-
-        Both raise as `accept`.
+        them itself. Both raise as `accept`.
         """
         self._check(draft)
         if draft.topic.startswith(RETRY_PREFIX):

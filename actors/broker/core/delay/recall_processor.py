@@ -13,7 +13,7 @@ from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.storage.config import split_host
-from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import InvalidInput, RayMQError, StoreError
 from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records import property_names as names
@@ -41,23 +41,18 @@ class RecallMessageProcessor:
         self._clock = clock
         self._append = append
 
-    def recall(self, handle: RecallHandle) -> RecallStatus:
+    def recall_steps(self, handle: RecallHandle) -> Steps[RecallStatus]:
         """Withdraw a message if it waits, and return its status.
 
         Several copies exist if a sender has retried the send: all of them are withdrawn. A retry that is still in
         progress is refused when it arrives, even if the message is not known here yet. If one of the copies was
         delivered, the result is DELIVERED, and the others stay.
 
+        The message is withdrawn in the first step in which all waiting messages are indexed.
+
         Raises:
             InvalidInput: the handle is another broker's.
             StoreFull, StoreFailed: nothing was withdrawn.
-        """
-        return run_steps(self.recall_steps(handle))
-
-    def recall_steps(self, handle: RecallHandle) -> Steps[RecallStatus]:
-        """Do `recall` in steps.
-
-        The message is withdrawn in the first step in which all waiting messages are indexed.
         """
         if handle.broker != self._broker:
             raise InvalidInput("recall_handle", f"a handle of {self._broker}", handle.broker)

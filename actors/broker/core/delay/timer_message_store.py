@@ -69,8 +69,6 @@ _NEAR_MS: Final = 60_000
 #: One pass delivers at most this many messages, so that it never blocks the event loop for long.
 _MAX_PER_PASS: Final = 2_000
 _MAX_BYTES_PER_PASS: Final = 8 << 20
-_ABSORB_MESSAGES: Final = 4_096
-_ABSORB_BYTES: Final = 8 << 20
 #: The wheel is filled up to about this many messages at a time.
 _MAX_LOADED: Final = 1 << 14
 #: How many entries are counted in one step.

@@ -75,8 +75,3 @@ class TimerWheel:
         self._waiting = waiting
         #: The due times of the entries, as a contiguous array.
         self._dues: npt.NDArray[np.int64] = waiting["due_ms"].astype(np.int64)
-
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert bool((self._dues[1:] >= self._dues[:-1]).all())
-        assert len(np.unique(self._waiting["queue_offset"])) == len(self._waiting)

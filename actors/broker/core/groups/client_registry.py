@@ -442,23 +442,6 @@ class ClientRegistry:
         """Return all connections of a consumer group's members, each once."""
         return list({id(c): c for client in self.clients(group) for c in client.connections}.values())
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        for client in self._clients.values():
-            assert bool(client.connections) == (client.orphaned_at is None)
-            assert all(client.client_id in self._by_connection[c] for c in client.connections)
-        assert all(group.members for group in self._consumers.values()), "a group without members stays listed"
-        assert all(owner in group.members for group in self._consumers.values() for owner in group.owners.values())
-        assert all(self._producers.values())
-        for group in self._consumers.values():
-            versions = [member.version for member in group.members.values() if member.version is not None]
-            assert group.in_force == max(versions, default=None), "the version in force is that of a member"
-        for connection, weight in self._held.items():
-            assert weight == sum(self._clients[each].weight for each in self._by_connection[connection])
-        assert self._weight >= sum(client.weight for client in self._clients.values())
-        for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
-            assert all(self._clients[client_id] is member.client for client_id, member in members.items())
-
 
 def _is_below(version: int | None, other: int | None) -> bool:
     """Return True if both versions are known, and the first one is lower."""

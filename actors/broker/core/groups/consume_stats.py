@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from itertools import islice
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
@@ -15,14 +14,14 @@ from raymq.actors.broker.core.statistics import MINUTE, Statistics
 from raymq.actors.errors import GroupNotFound, InvalidInput, QueueNotFound, StoreCorrupt, TopicNotFound
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.protocol import MessageQueue
-from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 
 #: How many queues one step handles;
 _QUEUES_AT_ONCE = 100
 #: how many if messages are read, up to four of each queue;
 _TIMES_AT_ONCE = 20
-#: and how many if they are reset, each with a line in the journal.
-_RESET_AT_ONCE = 50
+#: and how many if offsets are copied, each with a line in the journal.
+_COPIED_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +83,12 @@ class ConsumeStats:
         committed = {group for group in offsets.groups() if topic in offsets.topics_of(group)}
         return sorted(committed | {g for g in self._groups.consumer_groups() if topic in self._subscribed(g)})
 
-    def progress(self, group: str, topic: str | None = None) -> dict[MessageQueue, QueueLag]:
-        """Return the lag of each queue of a topic, or of all the group's topics.
-
-        Raise GroupNotFound or TopicNotFound if there is none.
-        """
-        return run_steps(self.progress_steps(group, topic))
-
     def progress_steps(self, group: str, topic: str | None = None) -> Steps[dict[MessageQueue, QueueLag]]:
-        """Do `progress` in steps; a topic deleted between two steps is left out."""
-        self._check_group(group)
+        """Return the lag of each queue of a topic, or of all the group's topics, in steps.
+
+        A topic that is deleted between two steps is left out. Raise GroupNotFound or TopicNotFound if there is none.
+        """
+        self._core.group_settings.get(group)
         if topic is not None:
             self._core.topics.get(topic)
         owners = self._groups.owners(group)
@@ -167,8 +162,7 @@ class ConsumeStats:
     ) -> Steps[dict[MessageQueue, int]]:
         """Reset a group's offsets in a topic, in steps; return the new offsets by queue.
 
-        The group may be running. First all target offsets are determined, then the group is reset: if the steps are
-        closed before that, nothing changes; if they are closed later, all queues are still reset.
+        The group may be running. First all target offsets are determined, then the group is reset in one step.
 
         Args:
             timestamp_ms: reset to the first message stored at or after this time; below 0: after the last message.
@@ -180,7 +174,7 @@ class ConsumeStats:
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the offset is outside of the queue.
         """
-        self._check_group(group)
+        self._core.group_settings.get(group)
         queues = range(self._core.topics.get(topic).read_queues) if queue_id is None else (queue_id,)
         targets = {}
         for number, each in enumerate(queues):
@@ -195,19 +189,10 @@ class ConsumeStats:
                 is_last = timestamp_ms < 0
                 targets[each] = high if is_last else (yield from self._core.search_time(topic, each, timestamp_ms))
         only_back = back_only and offset is None
-        waiting, begins = iter(targets.items()), dict[int, int]()
-        try:
-            while some := list(islice(waiting, _RESET_AT_ONCE)):
-                if begins:
-                    yield None
-                for each, target in some:
-                    begins[each] = self._reset(group, topic, each, target, only_back=only_back)
-        except GeneratorExit:
-            for each, target in targets.items():
-                if each not in begins:
-                    self._reset(group, topic, each, target, only_back=only_back)
-            raise
-        return {MessageQueue(topic, self._core.name, each): begin for each, begin in begins.items()}
+        return {
+            MessageQueue(topic, self._core.name, each): self._reset(group, topic, each, target, only_back=only_back)
+            for each, target in targets.items()
+        }
 
     def _reset(self, group: str, topic: str, queue_id: int, target: int, *, only_back: bool) -> int:
         """Reset a group's offset in a queue, and return the resulting offset.
@@ -229,14 +214,14 @@ class ConsumeStats:
         Raises:
             GroupNotFound: a group does not exist, or was deleted meanwhile.
         """
-        self._check_group(source)
-        self._check_group(target)
+        self._core.group_settings.get(source)
+        self._core.group_settings.get(target)
         offsets = self._core.store.consumer_offsets
         names = offsets.topics_of(source) if topic is None else [topic]
         had = [(name, offsets.of(source, name)) for name in names]
         each_queue = ((name, *each) for name, of_queues in had for each in of_queues.items())
         for number, (name, queue_id, offset) in enumerate(each_queue):
-            if number and number % _RESET_AT_ONCE == 0:
+            if number and number % _COPIED_AT_ONCE == 0:
                 yield None
             if not name.startswith(RETRY_PREFIX) and self._core.has_queue(name, queue_id):
                 self._core.reset_offset(target, name, queue_id, offset)
@@ -253,6 +238,3 @@ class ConsumeStats:
         except GroupNotFound:
             return []
         return [topic for topic in subscriptions if topic in self._core.topics]
-
-    def _check_group(self, group: str) -> None:
-        self._core.consumed_topics(group)

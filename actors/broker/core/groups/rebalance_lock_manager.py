@@ -150,10 +150,3 @@ class RebalanceLockManager:
     def _drop_expired(self, now: float) -> None:
         for group in list(self._groups):
             self._drop(group, lambda _, lock: lock.expires_at <= now)
-
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert all(self._groups.values()), "a group without locks stays listed"
-        assert self._count == sum(map(len, self._groups.values()))
-        terms = [lock.term for locks in self._groups.values() for lock in locks.values()]
-        assert len(terms) == len(set(terms)), "two locks have one term"

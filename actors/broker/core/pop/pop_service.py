@@ -332,16 +332,6 @@ class PopService:
         for queue in [queue for queue in self._lent if queue[0] == group and topic in (None, queue[1])]:
             self._drop(queue)
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        assert self._lent.keys() == self._store.in_flight.queues.keys()
-        for lent in self._lent.values():
-            assert lent.deliveries, "a queue without lent messages stays listed"
-            alarm, expiry = self._alarms.of(lent.queue), lent.next_expiry_ms
-            assert lent.queue in self._waiting or expiry is None or (alarm is not None and alarm <= expiry)
-            assert lent.queue in self._waiting or not lent.has_dead
-            lent.validate()
-
     # -- taking --------------------------------------------------------------------------------------------------
 
     def _take(

@@ -153,19 +153,6 @@ class UnackedQueue:
         self._recalled.clear()
         self._dead.clear()
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        living = set(self.deliveries)
-        assert list(self.deliveries) == sorted(self.deliveries)
-        assert all(offset < self.next_offset for offset in living)
-        assert living <= set(self._order)
-        assert len(set(self._ready)) == len(self._ready)
-        assert living.issuperset(self._ready)
-        timed = {expiry[1] for expiry in self._expiries if self._is_current(expiry)}
-        assert {*timed, *self._ready, *(o for o in self._dead if o in living)} == living, (
-            "every delivery is timed, ready or dead"
-        )
-
     def _is_current(self, expiry: tuple[int, int, int]) -> bool:
         """Return True if an expiry entry matches the delivery as it is now.
 

@@ -277,17 +277,6 @@ class LongPollingService:
             _discard(self._by_topic, topic, parked)
         _discard(self._by_tick, parked.tick, parked)
 
-    def validate(self) -> None:
-        """Assert the invariants; called after every unit test."""
-        parked = {p for waiting in self._by_tick.values() for p in waiting}
-        assert len(parked) == self._count
-        assert {p for waiting in self._by_queue.values() for p in waiting} == {p for p in parked if p.queues}
-        assert {p for waiting in self._by_topic.values() for p in waiting} == {p for p in parked if p.topics}
-        assert set(self._by_session.values()) == {p for p in parked if p.session is not None}
-        assert all(self._by_queue.values()), "an empty set stays listed"
-        assert all(self._by_topic.values()), "an empty set stays listed"
-        assert all(self._by_tick.values()), "an empty set stays listed"
-
 
 def _discard(table: dict[_Key, set[ParkedRequest]], key: _Key, parked: ParkedRequest) -> None:
     waiting = table.get(key)

@@ -20,7 +20,7 @@ from raymq.actors.errors import OffsetOutOfRange, QueueNotFound, group_not_found
 from raymq.actors.naming import check_group, dlq_topic, retry_topic
 from raymq.actors.protocol import RedriveStatus
 from raymq.storage.config import split_host
-from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_records
@@ -103,10 +103,6 @@ class DeadLetterRedrive:
         self._deleted: dict[str, _DeletedEntries] = {}
         #: By retry topic and queue.
         self._seen: dict[tuple[str, int], _RetryTopicIndex] = {}
-
-    def redrive(self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> list[RedriveStatus]:
-        """Run all steps of `redrive_steps` at once."""
-        return run_steps(self.redrive_steps(group, offsets, force=force, dry_run=dry_run))
 
     def redrive_steps(
         self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from raymq.actors.keeper.acceptor import Acceptor
 from raymq.actors.keeper.keeper_messages import (
@@ -128,8 +129,8 @@ def test_late_release_keeps_newer_lease(bench: Bench, later: LeaseClaim) -> None
     bench.ask(Renew("g", CLAIM))
     bench.ask(Release("g", CLAIM))
     state = MASTERED.start_election() if later.epoch > CLAIM.epoch else MASTERED
-    record = dataclasses.replace(state.replicas[later.replica], nonce=later.nonce)
-    state = dataclasses.replace(state.with_replica(later.replica, record), epoch=later.epoch)
+    record = replace(state.replicas[later.replica], nonce=later.nonce)
+    state = replace(state.with_replica(later.replica, record), epoch=later.epoch)
     bench.decide(2, state.elected(later.replica, [later.replica]))
     assert bench.ask(Renew("g", later)) == LeaseGiven(LEASE_SECONDS)
     for _ in range(2):

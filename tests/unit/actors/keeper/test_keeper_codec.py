@@ -149,7 +149,7 @@ def test_group_state_round_trips() -> None:
     ],
 )
 def test_invalid_group_state_raises_invalid_input(field: str, value: object) -> None:
-    raw = group_with_master().to_json() | {field: value}
+    raw = json.loads(group_with_master().encode()) | {field: value}
     with pytest.raises(InvalidInput):
         GroupState.decode(json.dumps(raw).encode())
 
@@ -191,6 +191,15 @@ def test_keeper_record_round_trips(tmp_path: Path) -> None:
     assert file.load() == RECORD
     file.save(KeeperRecord("c", 2, "made"))
     assert file.load() == KeeperRecord("c", 2, "made")
+
+
+def test_keeper_record_of_former_form_is_read() -> None:
+    content = json.loads(RECORD.encode())
+    for slot in content["slots"].values():
+        slot["entry"]["kind"] = slot["entry"]["value"].pop("kind")
+    content["keepers"].pop("kind")
+    content["keys"] = content.pop("slots")
+    assert KeeperRecord.decode(json.dumps(content, separators=(",", ":")).encode()) == RECORD
 
 
 def test_damaged_keeper_file_raises_store_corrupt(tmp_path: Path) -> None:

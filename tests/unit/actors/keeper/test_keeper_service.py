@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from raymq.actors.errors import ProtocolError, RayMQError, ServerBusy
 from raymq.actors.keeper.errors import RegisterHeld, RegisterUnavailable
@@ -277,7 +278,7 @@ def test_transport_returns_after_enough_answers(tmp_path: Path) -> None:
     async def scene(keepers: ServedKeepers) -> None:
         async with serving(hung(), limits=SHORT) as (server, address):
             members = {**keepers.keepers.members, 3: KeeperMember(address, "made-3")}
-            known = dataclasses.replace(keepers.keepers, members=members)
+            known = replace(keepers.keepers, members=members)
             loop = asyncio.get_running_loop()
             transport = keepers.transport()
             received: list[Answers] = []
@@ -395,7 +396,7 @@ def test_answer_with_lower_save_count_raises_protocol_error(tmp_path: Path) -> N
 
 def test_transport_prefers_known_keeper_addresses(tmp_path: Path) -> None:
     async def scene(keepers: ServedKeepers) -> None:
-        stale = {number: dataclasses.replace(each, address="") for number, each in keepers.keepers.members.items()}
+        stale = {number: replace(each, address="") for number, each in keepers.keepers.members.items()}
         transport = SocketQuorumTransport(keepers.keepers)
         register = KeeperRegister(KeeperSet(1, stale), transport)
         assert (await register.change("g", Registered(), group())).version == 1

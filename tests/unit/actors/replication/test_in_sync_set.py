@@ -14,6 +14,7 @@ from raymq.actors.keeper.group_state import ReplicationPolicy
 from raymq.actors.keeper.master_lease import LEASE_SECONDS, MasterLease
 from raymq.actors.protocol import SendStatus
 from tests.unit.actors.clock import FakeClock
+from tests.validation import check_invariants
 
 
 def position_at(offset: int, sequence: int = 0) -> StreamPosition:
@@ -63,7 +64,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     made = Bench(1, 2, 3)
     yield made
-    made.made.validate()
+    check_invariants(made.made)
 
 
 def test_confirmed_position_is_minimum_of_all_members(bench: Bench) -> None:

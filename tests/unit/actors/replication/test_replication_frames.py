@@ -27,7 +27,6 @@ from raymq.actors.broker.replication.replication_frames import (
     MAX_BODY,
     FrameKind,
     ReplicationFrame,
-    ReplicationReader,
     check_body,
     read_head,
 )
@@ -36,6 +35,7 @@ from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
 from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.records import crc
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 P = StreamPosition
 LOG = ReplicationFrame(FrameKind.LOG, 7, P(4096, 9), P(4000, 8), b"bytes of the log")

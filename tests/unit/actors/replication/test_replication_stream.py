@@ -9,7 +9,7 @@ import pytest
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
 from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, StreamExtent, TruncateTo
-from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame, ReplicationReader
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
     BeginSnapshot,
@@ -25,6 +25,7 @@ from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
 class Side:

@@ -43,7 +43,7 @@ def content_of(store: Store) -> dict[str, Any]:
     tables = store.tables
     epochs = tables.recovery_epochs
     return {
-        "epochs.json": (epochs.current, epochs.election, epochs.last_truncation),
+        "epochs.json": (epochs.current, epochs.election, next((at for _, at in reversed(epochs._cuts)), None)),
         "counted_time.json": tables.counted_time.seconds,
         "set_aside.jsonl": tables.quarantined.notes(),
         "settings.json": (tables.settings.version.counter, tables.settings.settings),

@@ -33,10 +33,6 @@ class InSyncWithBugs(InSyncSet):
 
     bugs: frozenset[str] = frozenset()
 
-    def validate(self) -> None:
-        if not self.bugs:
-            super().validate()
-
     @property
     def required(self) -> frozenset[int]:
         if self.proposed is not None:

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from raymq.actors.broker.replication.election import FencedState, NoWinner, Winner
 from raymq.actors.coordinator.failover_monitor import FailoverMonitor, FenceReplicas, Idle, StepDown
 from raymq.actors.keeper.acceptor import Acceptor
@@ -152,7 +154,7 @@ class CoordinatorNode:
                 )
             if isinstance(step, StepDown):
                 assert state.master is not None
-                asked = dataclasses.replace(state, replicas={state.master: state.replicas[state.master]})
+                asked = replace(state, replicas={state.master: state.replicas[state.master]})
                 await self._ask(asked, "seal", state.epoch + 1)
                 return
             if isinstance(step, Idle):

@@ -8,7 +8,7 @@ from raymq.actors.broker.replication.ack_rule import NOT_MASTER, AckOutcome
 from raymq.actors.broker.replication.frame_bodies import read_hello
 from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot
 from raymq.actors.broker.replication.replica_claims import connection_refusal
-from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame, ReplicationReader
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
@@ -19,6 +19,7 @@ from raymq.storage.errors import StoreError
 from tests.unit.actors.replication.model.broker_parts import GROUP, SLAVE_TIMEOUT_SECONDS, BrokerParts, Leadership
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, numbers, record
 from tests.unit.actors.replication.model.network import Line
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
 class MasterPart(BrokerParts):

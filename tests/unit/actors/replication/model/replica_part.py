@@ -7,7 +7,6 @@ from raymq.actors.broker.replication.replication_frames import (
     HEAD_BYTES,
     FrameKind,
     ReplicationFrame,
-    ReplicationReader,
 )
 from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
@@ -27,6 +26,7 @@ from raymq.storage.errors import StoreError
 from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
 from tests.unit.actors.replication.model.network import Line
 from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
 class ReplicaPart(BrokerParts):

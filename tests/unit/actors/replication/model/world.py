@@ -15,8 +15,9 @@ The invariants of replication, and where they are checked:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
+
+from msgspec.structs import replace
 
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
@@ -37,6 +38,7 @@ from tests.unit.actors.replication.model.coordinator_node import (
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk, numbers, record
 from tests.unit.actors.replication.model.network import Network
 from tests.unit.actors.replication.model.virtual_time import Process, Scheduler
+from tests.validation import check_invariants
 
 KEEPERS = (1, 2, 3)
 #: How long a group may take to serve again once all faults are over, in seconds.
@@ -185,7 +187,7 @@ class World:
         ballot = Ballot(1 + max(max(each.promised, each.accepted).round for each in slots), 1)
         now = max(slots, key=lambda each: each.accepted).entry.value
         assert isinstance(now, GroupState)
-        entry = Registered(1, f"restored-{self.scheduler.now}", dataclasses.replace(older, replicas=now.replicas))
+        entry = Registered(1, f"restored-{self.scheduler.now}", replace(older, replicas=now.replicas))
         for number, record in zip(KEEPERS, records, strict=True):
             slot = Slot(ballot, moves=False, accepted=ballot, entry=entry)
             self.keeper_files[number].save(record.with_slot(GROUP, slot))
@@ -322,7 +324,8 @@ class World:
                 confirmed = node.leadership.in_sync.confirmed if node.leadership else node.confirmed
                 self.check_seen(node, bytes(self.disks[node.number].log[: confirmed.offset]))
                 if node.leadership is not None:
-                    node.leadership.in_sync.validate()
+                    if not node.leadership.in_sync.bugs:
+                        check_invariants(node.leadership.in_sync)
                     state = node.leadership.registered.value
                     if isinstance(state, GroupState) and state not in self.registered:
                         self.registered.append(state)
