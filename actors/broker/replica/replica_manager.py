@@ -1,8 +1,8 @@
-"""Run a broker of a group with replicas, without Ray, as replica or master.
+"""Give a broker of a group with several copies its role, follower or leader, as the register says.
 
-The register decides the role. The process owns the listening sockets as long as it runs; the server of each role gets
-duplicates of them. Everything belongs to one event loop. Slow work runs on other threads, under one lock: a change of
-the role, a truncation, a snapshot.
+The manager owns the listening sockets as long as the broker runs; the server of each role gets duplicates of them.
+Everything belongs to one event loop. Slow work runs on other threads, under one lock: a change of the role, a
+truncation, a snapshot.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Final, Self
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.broker.core.periodic_retry import PeriodicTaskRetry
+from raymq.actors.broker.leader_service import LeaderService
+from raymq.actors.broker.opened_broker import OpenedBroker
 from raymq.actors.broker.periodic_tasks import run_periodically
 from raymq.actors.broker.replica import replica_status
 from raymq.actors.broker.replica.broker_sockets import BrokerSockets
@@ -28,25 +30,21 @@ from raymq.actors.broker.replica.follower_tasks import (
     FollowerTasks,
 )
 from raymq.actors.broker.replica.frame_stream import FrameStream
-from raymq.actors.broker.replica.leader_context import LeaderContext
+from raymq.actors.broker.replica.leader_guard import ReplicatedAcks, not_master_handlers
 from raymq.actors.broker.replica.leadership import Leadership
-from raymq.actors.broker.replica.not_master_handlers import not_master_handlers
 from raymq.actors.broker.replica.replica_claimer import ReplicaClaimer, end_predecessor_lease
 from raymq.actors.broker.replica.replica_connection import ReplicaConnection
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.replica_process import ReplicaProcess
 from raymq.actors.broker.replica.replica_registration import ReplicaRegistration
+from raymq.actors.broker.replica.replica_status import ReplicaState
 from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
 from raymq.actors.broker.replication.replica_claims import ClaimRefused
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
-from raymq.actors.broker.service import BrokerService
-from raymq.actors.broker.warm_up import warm_up
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_messages import Registered
 from raymq.actors.keeper.serving.register_location import OpenRegister, open_register
-from raymq.actors.naming import check_name
 from raymq.actors.protocol import HEARTBEAT_SECONDS, BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.commands.replication_commands import FenceReply, read_replica_status, replica_status_command
 from raymq.actors.wire.connection_pool import ConnectionPool
@@ -54,7 +52,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.storage.clock import boot_id, boottime
 from raymq.storage.config import StoreConfig
-from raymq.storage.directory_format import check_format
+from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
@@ -74,8 +72,8 @@ _ASK_SECONDS: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-class ReplicaService(ReplicaProcess):
-    """One running broker of a group.
+class ReplicaManager(ReplicaState):
+    """The role of one running broker of a group.
 
     It is created by `start`, used and stopped on its event loop.
     """
@@ -118,20 +116,13 @@ class ReplicaService(ReplicaProcess):
 
     @classmethod
     async def start(cls, spec: BrokerSpec, node_id: str) -> Self:
-        """Open the directory and listen.
+        """Open the directory and listen; claim the place in the group, and take the role, as soon as possible.
 
-        The service claims its place in the group, and takes its role, as soon as it can.
-
-        Raises:
-            FormatTooNew: a newer RayMQ has written in the directory. StoreLocked: another process owns it.
-            OSError: a port is taken.
-            StoreCorrupt, StoreFull, StoreFailed, InvalidInput: the directory or the settings cannot be used.
+        Raise as `BrokerService.start` does.
         """
-        check_name("broker", spec.name, 127)
         if spec.keepers is None:
             raise InvalidInput("keepers", "a set of keepers, for a group of several replicas", None)
         directory = Path(spec.directory)
-        await asyncio.to_thread(check_format, directory)
         tls = None if spec.tls is None else client_context(spec.tls)
         opened = open_register(spec.keepers, tls)
         lock = await asyncio.to_thread(_locked, directory)
@@ -140,7 +131,6 @@ class ReplicaService(ReplicaProcess):
         sockets: BrokerSockets | None = None
         try:
             metadata = await asyncio.to_thread(ReplicaFile, directory)
-            warm_up()  # now, so that a later election does not wait for it
             port, epoch = read_port_epoch(directory / "raymq" / "broker.json")
             sockets = BrokerSockets(spec.host, port, metadata.now.port, spec.tls)
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{sockets.port}"})
@@ -220,7 +210,7 @@ class ReplicaService(ReplicaProcess):
             return {"register": self.refused}
         if not self.is_claimed:
             return {"register": self._claiming.trouble}
-        return self.service.troubles if self.service is not None else self._registering.troubles
+        return self.leader.troubles if self.leader is not None else self._registering.troubles
 
     def status(self) -> BrokerInfo:
         """Return the broker's identity and state."""
@@ -257,15 +247,15 @@ class ReplicaService(ReplicaProcess):
             return replica_status.fenced(self, epoch, healthy=healthy)
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
-        """Deliver as `BrokerService.deliver_due` does; a replica that is not master has nothing due."""
-        if self.service is None or self.leadership is None or not self.leadership.serves:
+        """Deliver as `LeaderService.deliver_due` does; a replica that is not master has nothing due."""
+        if self.leader is None or self.leadership is None or not self.leadership.serves:
             return DueReport(0, None, 0)
-        return await self.service.deliver_due(scheduler_pid)
+        return await self.leader.deliver_due(scheduler_pid)
 
     async def invoke(self, session: str, request: Command) -> Command:
-        """Carry out a command as `BrokerService.invoke` does."""
-        if self.service is not None:
-            return await self.service.invoke(session, request)
+        """Carry out a command as `LeaderService.invoke` does."""
+        if self.leader is not None:
+            return await self.leader.invoke(session, request)
         return await self._sockets.invoke(session, request)
 
     # -- the role loop
@@ -382,10 +372,7 @@ class ReplicaService(ReplicaProcess):
             await leadership.begin()
             leadership.check_not_ended()
             failpoint("leader.before_open")
-            place = LeaderContext(
-                leadership, self._sockets, self._handlers, self.replication_address, stream, memory_lost
-            )
-            self.service = await BrokerService.start(self.spec, self.node_id, place)
+            self.leader = await self._serve(stream, leadership, memory_lost=memory_lost)
             self.metadata.change(memory_lost=False)
             self.trouble = ""
         except BaseException:
@@ -398,6 +385,30 @@ class ReplicaService(ReplicaProcess):
             await asyncio.to_thread(stream.abandon)
             await self._resume_following(stream.store.journal.backlog)
             raise
+
+    async def _serve(self, stream: ReplicaStream, leadership: Leadership, *, memory_lost: bool) -> LeaderService:
+        """Serve clients with the replica's store, which is open."""
+        _, epoch = read_port_epoch(Path(self.spec.directory) / "raymq" / "broker.json")
+
+        def opened_broker() -> OpenedBroker:
+            failpoint("leader.before_tables")
+            with releasable_disk_reserve(stream.directory):
+                store = stream.lead(memory_lost=memory_lost)
+                leadership.hold(store)
+                return OpenedBroker.over(store, self.spec, self._sockets.port, epoch + 1)
+
+        # On another thread: meanwhile the loop answers requests and renews the lease.
+        opened = await asyncio.to_thread(opened_broker)
+        try:
+            failpoint("leader.before_serving")
+            leadership.check_not_ended()
+            await self._sockets.stop_refusing()
+            leadership.check_not_ended()
+        except BaseException:
+            await asyncio.to_thread(opened.abandon)
+            raise
+        acks = ReplicatedAcks(leadership, self.replication_address, self._handlers)
+        return await LeaderService.start(self.spec, self.node_id, opened, acks, self._sockets.dup_client_sockets())
 
     async def _hand_over(self, leadership: Leadership) -> None:
         """Step down, so that another replica is elected.
@@ -417,19 +428,19 @@ class ReplicaService(ReplicaProcess):
 
     async def _step_down(self, *, stops: bool = False) -> None:
         """Stop being master: acknowledge nothing, end the service, and open the stream."""
-        leadership, service = self.leadership, self.service
+        leadership, leader = self.leadership, self.leader
         if leadership is None:
             return
         _log.info("%s: replica %d steps down as master of epoch %d", self.name, self.number, leadership.epoch)
         if not stops:
             leadership.leave()
         self.last_extent = leadership.extent
-        self.service = None
-        if service is not None:  # errors of its end are logged: the broker follows in any case
-            await service.end_serving()
+        self.leader = None
+        if leader is not None:  # errors of its end are logged: the broker follows in any case
+            await leader.end_serving()
             if not stops:
                 await self._refuse_clients()
-            await service.close_store()
+            await leader.close_store()
         if stops:
             await leadership.finish()
             leadership.leave()
