@@ -3,8 +3,8 @@
 The keepers' register decides the role.
 
 What is in it, in the order to read it:
-    replica_manager: its roles and the change between them. replica_status: its state, and answers to SEAL,
-    REPLICA_STATUS and RocketMQ's status requests.
+    replica_manager: carries out what `replication.replica_role` decides. replica_status: the broker's state, and its
+    answers to SEAL, REPLICA_STATUS and RocketMQ's status requests.
     replica_claimer: its claim. broker_sockets: its sockets. replica_file: its persistent metadata.
     follower_tasks: periodic tasks of a replica.
     replica_stream: a replica's part of the stream, on disk. replica_connection: its connection to the master.

@@ -32,7 +32,7 @@ class FollowerTasks:
     async def sync(self) -> None:
         """Bring changed state to disk."""
         stream = self._member.stream
-        if stream is not None:
+        if stream is not None and not self._member.role.is_leading:
             await asyncio.to_thread(stream.store.sync_state)
 
     async def index_timers(self) -> float | None:

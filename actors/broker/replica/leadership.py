@@ -184,18 +184,17 @@ class Leadership:
 
     # -- around the broker's service
 
-    async def begin(self) -> bool:
-        """Acquire the lease and keep it renewed; return True if it was acquired.
+    async def begin(self) -> None:
+        """Acquire the lease, however long it takes, and keep it renewed.
 
-        The first request is repeated a few times.
+        Raise StoreFollows if the leadership ends meanwhile.
         """
-        for _ in range(10):
+        while not self.lease.holds:
             await self._renew()
-            if self.lease.holds or self.has_ended:
-                break
-            await asyncio.sleep(_AGAIN_SECONDS)
+            self.check_not_ended()
+            if not self.lease.holds:
+                await asyncio.sleep(_AGAIN_SECONDS)
         self._tasks.append(self._loop.create_task(self._keep_lease()))
-        return self.lease.holds
 
     def hold(self, store: Store) -> None:
         """Limit the reads of the store to confirmed messages, and record what readers have lost.

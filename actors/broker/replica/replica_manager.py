@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from raymq.actors.backoff import Backoff
 from raymq.actors.broker.core.periodic_retry import PeriodicTaskRetry
 from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.broker.opened_broker import OpenedBroker
@@ -38,12 +37,14 @@ from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.replica_registration import ReplicaRegistration
 from raymq.actors.broker.replica.replica_status import ReplicaState
 from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
+from raymq.actors.broker.replication import replica_role
 from raymq.actors.broker.replication.replica_claims import ClaimRefused
+from raymq.actors.broker.replication.replica_role import Instruction, Role
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.keeper_messages import Registered
+from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 from raymq.actors.keeper.serving.register_location import OpenRegister, open_register
 from raymq.actors.protocol import HEARTBEAT_SECONDS, BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.commands.replication_commands import FenceReply, read_replica_status, replica_status_command
@@ -104,13 +105,10 @@ class ReplicaManager(ReplicaState):
         #: Held while the role changes, and while the stream must not change.
         self._roles = asyncio.Lock()
         self._news = asyncio.Event()
-        self._tried_epoch = 0
-        #: Its lease was released, and is never requested again: a late release would end the new one.
-        self._left_epoch = 0
-        #: Delays reopening the store when the master's frames cannot be applied.
-        self._backoff = Backoff(first=0.1, factor=2.0, cap=5.0)
-        self._follow_from = 0.0
-        self._stopping = False
+        #: The newest events, kept in memory from one opening of the store to the next.
+        self._backlog: ReplicationBacklog | None = None
+        #: The store was closed with all data on disk.
+        self._is_closed_well = False
         self._handlers = replica_status.handlers(self, self.fence)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -173,25 +171,20 @@ class ReplicaManager(ReplicaState):
         return self._loop.create_task(run_periodically(f"{self.name}: {duty.__name__.strip('_')}", seconds, duty))
 
     async def stop(self) -> None:
-        """Stop cleanly.
-
-        A master's replicas get the running appends; then its lease ends, and others may be elected.
-
-        Raises:
-            StoreError: not all could be written; the next start recovers as after a kill.
-        """
-        self._stopping = True
+        """Stop as `BrokerService.stop` does."""
+        ending = self.role.stop()
+        if self.leadership is not None and self.leader is None:
+            self.leadership.leave()  # it waits for its lease, with the lock
         async with self._roles:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._step_down(stops=True)
-            await self._disconnect()
-            await self._registering.leave()
             try:
+                await self._execute(ending)
                 if self.stream is not None:
                     await asyncio.to_thread(self.stream.close)
-                self.metadata.change(stopped=self.stream is not None and self.stream.is_safe)
+                    self._is_closed_well = self.stream.is_safe
+                self.metadata.change(stopped=self._is_closed_well)
             finally:
                 await self._sockets.close()
                 await self._pool.close()
@@ -206,9 +199,9 @@ class ReplicaManager(ReplicaState):
 
         The result is empty if there is no such problem.
         """
-        if self.refused:
-            return {"register": self.refused}
-        if not self.is_claimed:
+        if self.role.refusal:
+            return {"register": self.role.refusal}
+        if self.role.role is Role.CANDIDATE:
             return {"register": self._claiming.trouble}
         return self.leader.troubles if self.leader is not None else self._registering.troubles
 
@@ -223,26 +216,13 @@ class ReplicaManager(ReplicaState):
             BrokerUnavailable: it is not registered, or is just stepping down: retry.
             InvalidInput: it is fenced to a later epoch; or there is no election of that epoch, nor may the next be.
         """
-        if not self.is_claimed or self.refused:
-            raise BrokerUnavailable(self.name, self.refused or "it is not registered yet")
         await self._claiming.check_is_next(epoch, self.state)
-        if epoch < self.metadata.now.fenced:
-            raise InvalidInput("epoch", f"at least {self.metadata.now.fenced}, at which this replica is fenced", epoch)
-        leadership = self.leadership
-        if leadership is not None and leadership.epoch < epoch:
-            self.metadata.change(fenced=epoch)
-            self._spawn(self._hand_over(leadership))
+        instructions = self.role.fence(epoch)
+        if self.role.is_leading and self.role.epoch < epoch:
+            await self._execute(instructions)
             raise BrokerUnavailable(self.name, "it is stepping down: ask again")
-        if self.connection is not None and self.connection.epoch < epoch:
-            self.connection.abort("fenced")
         async with self._roles:
-            if epoch < self.metadata.now.fenced:
-                raise InvalidInput(
-                    "epoch", f"at least {self.metadata.now.fenced}, at which this replica is fenced", epoch
-                )
-            await asyncio.to_thread(self.metadata.change, fenced=epoch)
-            if self.connection is not None and self.connection.epoch < epoch:
-                await self.connection.close("fenced")
+            await self._execute(self.role.fence(epoch))  # another fence may have come meanwhile
             healthy = self.is_healthy and (self.stream is None or await asyncio.to_thread(self.stream.ensure_synced))
             return replica_status.fenced(self, epoch, healthy=healthy)
 
@@ -258,12 +238,13 @@ class ReplicaManager(ReplicaState):
             return await self.leader.invoke(session, request)
         return await self._sockets.invoke(session, request)
 
-    # -- the role loop
+    # -- events
 
     async def _run(self) -> None:
         await self._claim()
-        troubles = PeriodicTaskRetry(f"{self.name}: taking its role", _READ_SECONDS)
-        while not self.refused:
+        retry = PeriodicTaskRetry(f"{self.name}: taking its role", _READ_SECONDS)
+        while self.role.role is not Role.REFUSED:
+            self._news.clear()
             try:
                 registered = await self._register.read(self.name)
             except RegisterError as error:
@@ -273,234 +254,120 @@ class ReplicaManager(ReplicaState):
                 try:
                     async with self._roles:
                         await self._take_role(registered)
-                    troubles.succeeded()
+                    retry.succeeded()
                 except Exception as error:  # noqa: BLE001 - the error is logged, and the role is retried
-                    self.trouble = f"{type(error).__name__}: {error}"
-                    verdict = troubles.failed(error)
+                    self.role.trouble = f"{type(error).__name__}: {error}"
+                    verdict = retry.failed(error)
                     if verdict.line is not None:
                         _log.error("%s", verdict.line, exc_info=error if verdict.with_traceback else None)
                     await asyncio.sleep(min(verdict.wait, _MAX_WAIT_SECONDS))
-            self._news.clear()
             waits = self.leadership is None and (self.connection is None or not self.connection.is_open)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SOON_SECONDS if waits else _READ_SECONDS):
                     await self._news.wait()
 
     async def _claim(self) -> None:
-        while not self.is_claimed and not self.refused:
+        while self.role.role is Role.CANDIDATE:
             try:
                 self.registered = await self._claiming.make()
+                self.role.claimed()
             except ClaimRefused as refused:
-                self.refused = str(refused)
-                _log.error("%s: replica %d must not serve: %s", self.name, self.number, refused)
+                await self._execute(self.role.claim_refused(str(refused)))
             except StoreError as error:
                 self._claiming.trouble = str(error)
                 await asyncio.sleep(_READ_SECONDS)
 
-    # -- roles; the lock is held
-
     async def _take_role(self, registered: Registered) -> None:
-        state = registered.value
-        if not isinstance(state, GroupState) or self._stopping:
+        state, leadership = registered.value, self.leadership
+        if not isinstance(state, GroupState):
             return
         self.registered = registered
-        mine = state.replicas.get(self.number)
-        if mine is None or mine.nonce != self.nonce:
-            self.refused = f"replica {self.number} was started by another process" + (
-                "" if mine is None else f", at {mine.address}"
-            )
-            _log.error("%s: %s: this process stops serving", self.name, self.refused)
-            await self._step_down()
-            await self._disconnect()
-            await self._registering.leave()  # the place in the routes belongs to the other process
-            return
-        if self.leadership is not None and self.leadership.has_ended:
-            await self._step_down()
-        if self.leadership is None:
-            await self._refuse_clients()
-        if self.leadership is None and self.stream is None:
-            await self._open_stream()
-        if self.leadership is not None and self.leadership.should_hand_over:
-            self._spawn(self._hand_over(self.leadership))  # its lease would delay the next master
-        follows = self.connection is not None and self.connection.is_following
-        if self.number in state.in_sync and state.master not in {None, self.number} and follows:
-            self.metadata.change(tail_lost=False, memory_lost=False)
-        if state.master == self.number:
-            if state.epoch >= self.metadata.now.fenced and (
-                self.leadership is None or self.leadership.epoch < state.epoch
-            ):
-                await self._become_leader(registered, state)
-            elif self.leadership is not None:
-                self.leadership.apply_registered(registered)
-        else:
-            if self.leadership is not None and self.leadership.epoch <= state.epoch:
-                await self._step_down()
-            self._registering.follows(state.epoch)
-            if state.master is not None:
-                await self._follow(state)
+        if leadership is not None and leadership.has_ended:
+            await self._execute(self.role.leadership_ended(leadership.epoch))
+        elif leadership is not None and leadership.should_hand_over:
+            await self._execute(self.role.disk_failing())  # its lease would delay the next master
+        if self.connection is not None and not self.connection.is_open:
+            await self._execute(self.role.connection_lost())
+        log_epoch = None if self.stream is None else self.stream.epochs.last_epoch
+        is_following = self.connection is not None and self.connection.is_following
+        await self._execute(self.role.register_read(state, log_epoch=log_epoch, is_following=is_following))
 
-    async def _become_leader(self, registered: Registered, state: GroupState) -> None:
-        await self._disconnect()
-        await self._step_down()
-        stream, epoch = self.stream, state.epoch
-        if epoch <= self._left_epoch:
-            self.trouble = f"it has stepped down in epoch {epoch}: another master must be elected"
-            return
-        began = 0 if stream is None else stream.epochs.last_epoch
-        if stream is None or epoch < began or (epoch == began and epoch != self._tried_epoch):
-            self.trouble = f"epoch {epoch} began before this process started"
-            return
-        _log.info("%s: replica %d is master in epoch %d, from %s on", self.name, self.number, epoch, stream.end)
-        self._tried_epoch = epoch
-        self._registering.pause()
-        memory_lost = self.metadata.now.memory_lost  # kept until its tables are clamped
-        self.metadata.change(fenced=epoch, tail_lost=False)
-        self.last_extent = stream.extent
-        self.stream = None
-        try:
-            failpoint("leader.before_epoch")
-            end = stream.end
-            epochs = stream.begin_epoch_at(end, epoch)
-            identity = self.cluster, self.name, self.number, self.nonce
-            # The election put only replicas with exactly this log into the in-sync set.
-            confirmed = StreamPosition(end.offset, stream.confirmed.sequence)
-            self.leadership = leadership = Leadership(
-                *identity, registered, self._register, stream.store.journal, epochs, end, confirmed
-            )
-            leadership.on_end = self._news.set
-            failpoint("leader.before_lease")
-            await leadership.begin()
-            leadership.check_not_ended()
-            failpoint("leader.before_open")
-            self.leader = await self._serve(stream, leadership, memory_lost=memory_lost)
-            self.metadata.change(memory_lost=False)
-            self.trouble = ""
-        except BaseException:
-            begun, self.leadership = self.leadership, None
-            if begun is not None:
-                begun.leave()
-                if state.in_sync - {self.number}:  # one of the others may be elected
-                    self._left_epoch = epoch
-                    self._spawn(begun.release())
-            await asyncio.to_thread(stream.abandon)
-            await self._resume_following(stream.store.journal.backlog)
-            raise
+    # -- instructions
 
-    async def _serve(self, stream: ReplicaStream, leadership: Leadership, *, memory_lost: bool) -> LeaderService:
-        """Serve clients with the replica's store, which is open."""
-        _, epoch = read_port_epoch(Path(self.spec.directory) / "raymq" / "broker.json")
+    async def _execute(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            await self._execute(await self._do(instruction))
 
-        def opened_broker() -> OpenedBroker:
-            failpoint("leader.before_tables")
-            with releasable_disk_reserve(stream.directory):
-                store = stream.lead(memory_lost=memory_lost)
-                leadership.hold(store)
-                return OpenedBroker.over(store, self.spec, self._sockets.port, epoch + 1)
+    async def _do(self, instruction: Instruction) -> list[Instruction]:
+        """Carry out an instruction, and return what the role makes of its result."""
+        match instruction:
+            case replica_role.Connect(master, epoch):
+                return await self._connect(master, epoch)
+            case replica_role.Disconnect():
+                return await self._disconnect()
+            case replica_role.BeginLeadership(epoch):
+                return await self._begin_leadership(epoch)
+            case replica_role.Serve(epoch):
+                return await self._serve(epoch)
+            case replica_role.EndLeadership(epoch, is_stop):
+                return await self._step_down(epoch, is_stop=is_stop)
+            case _:
+                await self._do_at_once(instruction)
+                return []
 
-        # On another thread: meanwhile the loop answers requests and renews the lease.
-        opened = await asyncio.to_thread(opened_broker)
-        try:
-            failpoint("leader.before_serving")
-            leadership.check_not_ended()
-            await self._sockets.stop_refusing()
-            leadership.check_not_ended()
-        except BaseException:
-            await asyncio.to_thread(opened.abandon)
-            raise
-        acks = ReplicatedAcks(leadership, self.replication_address, self._handlers)
-        return await LeaderService.start(self.spec, self.node_id, opened, acks, self._sockets.dup_client_sockets())
-
-    async def _hand_over(self, leadership: Leadership) -> None:
-        """Step down, so that another replica is elected.
-
-        Take no new messages, give in-sync replicas a moment to get everything, and release the lease.
-        """
-        if leadership.is_stepping_down:
-            return
-        leadership.is_stepping_down = True
-        await leadership.finish()
-        self._left_epoch = leadership.epoch
-        leadership.leave()
-        await leadership.release()
-        async with self._roles:
-            if self.leadership is leadership:
-                await self._step_down()
-
-    async def _step_down(self, *, stops: bool = False) -> None:
-        """Stop being master: acknowledge nothing, end the service, and open the stream."""
-        leadership, leader = self.leadership, self.leader
-        if leadership is None:
-            return
-        _log.info("%s: replica %d steps down as master of epoch %d", self.name, self.number, leadership.epoch)
-        if not stops:
-            leadership.leave()
-        self.last_extent = leadership.extent
-        self.leader = None
-        if leader is not None:  # errors of its end are logged: the broker follows in any case
-            await leader.end_serving()
-            if not stops:
+    async def _do_at_once(self, instruction: Instruction) -> None:
+        """Carry out an instruction that has no result."""
+        match instruction:
+            case replica_role.BecomeFollower():
                 await self._refuse_clients()
-            await leader.close_store()
-        if stops:
-            await leadership.finish()
-            leadership.leave()
-            await leadership.release()
-        self.leadership = None
-        await self._resume_following(leadership.backlog, serves=not stops)
+                if self.stream is None:
+                    await self._open_stream()
+                self._news.set()
+            case replica_role.ReopenStore():
+                await self._close_stream()
+                await self._open_stream()
+            case replica_role.AnnounceFollower(epoch):
+                self._registering.follows(epoch)
+            case replica_role.LeaveRoutes():
+                await self._registering.leave()
+            case replica_role.MarkComplete():
+                self.metadata.change(tail_lost=False, memory_lost=False)
+            case replica_role.StoreFence(epoch):
+                await asyncio.to_thread(self.metadata.change, fenced=epoch)
+            case replica_role.ApplyRegistered():
+                if self.leadership is not None and self.registered is not None:
+                    self.leadership.apply_registered(self.registered)
+            case replica_role.HandOver(epoch):
+                if self.leadership is not None:
+                    self.leadership.is_stepping_down = True
+                self._spawn(self._hand_over(epoch))
+            case replica_role.ReleaseLease(epoch):
+                if self.leadership is not None:
+                    self.leadership.leave()
+                self._spawn(self._release(epoch))
 
-    async def _resume_following(self, backlog: ReplicationBacklog | None, *, serves: bool = True) -> None:
-        if serves:
-            await self._refuse_clients()
-        await self._open_stream(backlog)
-
-    async def _open_stream(self, backlog: ReplicationBacklog | None = None) -> None:
-        config = StoreConfig(**{**self.spec.store, "store_host": self.address})
-        directory = Path(self.spec.directory)
-        self.stream = await asyncio.to_thread(ReplicaStream.open, directory, config, self.metadata, backlog)
-
-    async def _close_stream(self) -> None:
-        """Close a stream that cannot be used any more; it is reopened later."""
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            with contextlib.suppress(StoreError):
-                await asyncio.to_thread(stream.close)
-
-    async def _follow(self, state: GroupState) -> None:
-        assert state.master is not None
-        line = self.connection
-        if line is not None and line.is_open and line.epoch == state.epoch:
-            if line.is_following:
-                self._backoff.reset()
-            return
-        await self._disconnect()
-        if self._loop.time() < self._follow_from:
-            return
-        stream = self.stream
-        if state.epoch < self.metadata.now.fenced:
-            self.trouble = (
-                f"it is fenced at epoch {self.metadata.now.fenced}, and follows no master of epoch {state.epoch}"
-            )
-        if state.epoch < self.metadata.now.fenced or stream is None:
-            return
-        record = state.replicas[state.master]
+    async def _connect(self, master: int, epoch: int) -> list[Instruction]:
+        stream, state = self.stream, self.state
+        if stream is None or state is None:
+            return []
+        record = state.replicas[master]
         try:
             answer = await self._pool.request(record.address, replica_status_command(), _ASK_SECONDS)
             status = read_replica_status(answer)
-            if status.nonce != record.nonce or status.role != "master" or status.epoch != state.epoch:
-                self.trouble = f"replica {state.master} is not master of epoch {state.epoch} yet"
-                return
-            self.trouble = await self._fitted(stream, status.file_bytes)
-            if self.trouble:
-                return
+            if status.nonce != record.nonce or status.role != "master" or status.epoch != epoch:
+                return self.role.connect_failed(f"replica {master} is not master of epoch {epoch} yet")
+            if unfit := await self._fitted(stream, status.file_bytes):
+                return self.role.connect_failed(unfit)
             stream.master_begin = status.begin[0]
             flushes = stream.store.config.flush == "sync"
             version = await self._pool.version(record.address, _ASK_SECONDS)
             hello = partial(replica_status.hello, self, version)
-            line = ReplicaConnection(stream, state.epoch, hello, lambda: self.metadata.now.fenced, flushes=flushes)
-            await line.connect(status.replication_address, self._tls)
-            self.connection, self.trouble = line, ""
+            connection = ReplicaConnection(stream, epoch, hello, lambda: self.role.fenced, flushes=flushes)
+            await connection.connect(status.replication_address, self._tls)
         except (RayMQError, OSError, TimeoutError) as error:
-            self.trouble = f"the master at {record.address} cannot be reached: {error}"
+            return self.role.connect_failed(f"the master at {record.address} cannot be reached: {error}")
+        self.connection = connection
+        return self.role.connected(epoch)
 
     async def _fitted(self, stream: ReplicaStream, file_bytes: int) -> str:
         """Call `ReplicaStream.fit`, if the master reports the size of its log files."""
@@ -510,15 +377,129 @@ class ReplicaManager(ReplicaState):
             await self._close_stream()
             raise
 
-    async def _disconnect(self) -> None:
-        line, self.connection = self.connection, None
-        if line is not None:
-            await line.close()
-            if line.is_broken:
-                self._follow_from = self._loop.time() + self._backoff.next_delay()
-                _log.warning("%s: replica %d reopens its store: %s", self.name, self.number, line.trouble)
-                await self._close_stream()
-                await self._open_stream()
+    async def _disconnect(self) -> list[Instruction]:
+        connection, self.connection = self.connection, None
+        self._news.set()
+        if connection is None:
+            return self.role.disconnected(is_broken=False)
+        await connection.close()
+        if connection.is_broken:
+            _log.warning("%s: replica %d reopens its store: %s", self.name, self.number, connection.trouble)
+        return self.role.disconnected(is_broken=connection.is_broken)
+
+    async def _begin_leadership(self, epoch: int) -> list[Instruction]:
+        assert self.stream is not None
+        assert self.registered is not None
+        stream, self.last_extent = self.stream, self.stream.extent
+        _log.info("%s: replica %d is master in epoch %d, from %s on", self.name, self.number, epoch, stream.end)
+        self._registering.pause()
+        try:
+            self.metadata.change(fenced=epoch, tail_lost=False)
+            failpoint("leader.before_epoch")
+            end = stream.end
+            epochs = stream.begin_epoch_at(end, epoch)
+            # The election put only replicas with exactly this log into the in-sync set.
+            confirmed = StreamPosition(end.offset, stream.confirmed.sequence)
+            identity = self.cluster, self.name, self.number, self.nonce
+            self.leadership = Leadership(
+                *identity, self.registered, self._register, stream.store.journal, epochs, end, confirmed
+            )
+            self.leadership.on_end = self._news.set
+            failpoint("leader.before_lease")
+            await self.leadership.begin()
+        except BaseException:
+            await self._fail_promotion(epoch)
+            raise
+        return self.role.lease_acquired(epoch)
+
+    async def _serve(self, epoch: int) -> list[Instruction]:
+        """Serve clients with the replica's store, which is open."""
+        stream, leadership = self.stream, self.leadership
+        assert stream is not None
+        assert leadership is not None
+        _, starts = read_port_epoch(Path(self.spec.directory) / "raymq" / "broker.json")
+
+        def opened_broker() -> OpenedBroker:
+            failpoint("leader.before_tables")
+            with releasable_disk_reserve(stream.directory):
+                store = stream.lead(memory_lost=self.metadata.now.memory_lost)
+                leadership.hold(store)
+                opened = OpenedBroker.over(store, self.spec, self._sockets.port, starts + 1)
+                self.metadata.change(memory_lost=False)  # its tables are clamped
+                return opened
+
+        try:
+            failpoint("leader.before_open")
+            # On another thread: meanwhile the loop answers requests and renews the lease.
+            opened = await asyncio.to_thread(opened_broker)
+            try:
+                failpoint("leader.before_serving")
+                leadership.check_not_ended()
+                await self._sockets.stop_refusing()
+                leadership.check_not_ended()
+            except BaseException:
+                await asyncio.to_thread(opened.abandon)
+                raise
+            acks = ReplicatedAcks(leadership, self.replication_address, self._handlers)
+            sockets = self._sockets.dup_client_sockets()
+            self.leader = await LeaderService.start(self.spec, self.node_id, opened, acks, sockets)
+            self.stream = None
+        except BaseException:
+            await self._fail_promotion(epoch)
+            raise
+        return self.role.serving(epoch)
+
+    async def _fail_promotion(self, epoch: int) -> None:
+        stream, self.stream = self.stream, None
+        leadership, self.leadership = self.leadership, None
+        if leadership is not None:
+            leadership.leave()
+        if stream is not None:
+            self._backlog = stream.store.journal.backlog
+            await asyncio.to_thread(stream.abandon)
+        has_others = self.state is not None and bool(self.state.in_sync - {self.number})
+        await self._execute(self.role.promotion_failed(epoch, has_others=has_others))
+
+    async def _hand_over(self, epoch: int) -> None:
+        if self.leadership is not None:
+            await self.leadership.finish()
+        async with self._roles:
+            await self._execute(self.role.handed_over(epoch))
+
+    async def _release(self, epoch: int) -> None:
+        await self._register.release(self.name, LeaseClaim(self.number, self.nonce, epoch))
+
+    async def _step_down(self, epoch: int, *, is_stop: bool) -> list[Instruction]:
+        leadership, leader = self.leadership, self.leader
+        if leadership is not None:
+            _log.info("%s: replica %d steps down as master of epoch %d", self.name, self.number, epoch)
+            if not is_stop:
+                leadership.leave()
+            self.last_extent, self._backlog = leadership.extent, leadership.backlog
+            self.leader = None
+            if leader is not None:  # errors of its end are logged: the broker follows in any case
+                await leader.end_serving()
+                if not is_stop:
+                    await self._refuse_clients()
+                self._is_closed_well = not await leader.close_store() and leader.store.is_healthy
+            leadership.leave()
+            self.leadership = None
+        if is_stop:
+            await self._release(epoch)
+        return self.role.stepped_down(epoch)
+
+    async def _open_stream(self) -> None:
+        config = StoreConfig(**{**self.spec.store, "store_host": self.address})
+        directory, backlog = Path(self.spec.directory), self._backlog
+        self.stream = await asyncio.to_thread(ReplicaStream.open, directory, config, self.metadata, backlog)
+        self._backlog = None
+
+    async def _close_stream(self) -> None:
+        """Close a stream that cannot be used any more; it is reopened later."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with contextlib.suppress(StoreError):
+                await asyncio.to_thread(stream.close)
 
     # -- sockets
 
@@ -531,7 +512,7 @@ class ReplicaManager(ReplicaState):
     async def _refuse_clients(self) -> None:
         if self._sockets.is_refusing:
             return
-        refusals = not_master_handlers(self.name, lambda: self.trouble or "a replica")
+        refusals = not_master_handlers(self.name, lambda: self.role.refusal or self.role.trouble or "a replica")
         await self._sockets.refuse(refusals | replica_status.replica_handlers(self) | self._handlers)
 
     def _spawn(self, work: Awaitable[None]) -> None:

@@ -5,6 +5,7 @@ Coordinators, operators and RocketMQ's tools request it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -23,6 +24,7 @@ from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.frame_bodies import Hello
 from raymq.actors.broker.replication.reconciliation import StreamExtent
 from raymq.actors.broker.replication.replica_claims import make_nonce
+from raymq.actors.broker.replication.replica_role import ReplicaRole, Role
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_messages import Registered
@@ -48,6 +50,10 @@ from raymq.storage.version import VERSION as RELEASE
 
 #: A replica that has not read the register for this long could not keep a lease.
 _REACHES_SECONDS: Final = 1.0
+#: The state of a broker in STATUS; "running" in the other roles.
+_STATES: Final = {Role.PROMOTING: "opening", Role.REFUSED: "refused"}
+#: The roles in REPLICA_STATUS; "replica" and "master" are the others.
+_ROLE_NAMES: Final = {**_STATES, Role.CANDIDATE: "starting"}
 
 
 class ReplicaState:
@@ -61,11 +67,10 @@ class ReplicaState:
         stream: open for following, while the broker is not master.
         leadership, leader: set while it is master, the leader's service only once it serves.
         connection: its connection to its master.
+        role: decides what the broker does in its group.
         registered: the register's last value; None: the claim is not made yet.
         read_at: when the register was read, by `boottime`.
         last_extent: the extent to report while the store is closed.
-        refused: why it must not serve any more; empty: it may.
-        trouble: the current problem.
     """
 
     def __init__(
@@ -92,12 +97,7 @@ class ReplicaState:
         self.registered: Registered | None = None
         self.read_at = -1e9
         self.last_extent = stream.extent
-        self.refused = self.trouble = ""
-
-    @property
-    def is_claimed(self) -> bool:
-        """Return True if this process is registered as its replica."""
-        return self.registered is not None
+        self.role = ReplicaRole(self.number, self.nonce, metadata.now.fenced, asyncio.get_running_loop().time)
 
     @property
     def state(self) -> GroupState | None:
@@ -204,13 +204,11 @@ def lags(leadership: Leadership) -> dict[int, ReplicaLag]:
 def replica_status(member: ReplicaState) -> ReplicaStatus:
     """Return the answer to REPLICA_STATUS."""
     leadership, state, extent, metadata = member.leadership, member.state, member.extent, member.metadata.now
-    role = "replica" if member.is_claimed else "starting"
-    if leadership is not None:
-        role = "opening" if _is_opening(member) else "master"
+    connection = member.connection
     serves = leadership is not None and leadership.serves and member.leader is not None and member.is_healthy
     return ReplicaStatus(
         replica=member.number,
-        role="refused" if member.refused else role,
+        role=_ROLE_NAMES.get(member.role.role, "replica" if leadership is None else "master"),
         identity=metadata.identity,
         nonce=member.nonce,
         pid=os.getpid(),
@@ -227,7 +225,7 @@ def replica_status(member: ReplicaState) -> ReplicaStatus:
         in_sync=_in_sync(member),
         set_epoch=0 if state is None else state.set_epoch,
         reaches_keepers=member.reaches_keepers,
-        trouble=member.refused or member.trouble or ("" if member.connection is None else member.connection.trouble),
+        trouble=member.role.refusal or member.role.trouble or ("" if connection is None else connection.trouble),
         lags={} if leadership is None else lags(leadership),
         file_bytes=0 if member.leader is None else member.leader.store.config.commitlog_file_bytes,
     )
@@ -271,7 +269,7 @@ def broker_info(member: ReplicaState) -> BrokerInfo:
             name=member.name,
             replica=member.spec.replica,
             role="replica",
-            state="refused" if member.refused else "opening" if _is_opening(member) else "running",
+            state=_STATES.get(member.role.role, "running"),
             epoch=0 if state is None else state.epoch,
             address=member.address,
             pid=os.getpid(),
@@ -291,11 +289,6 @@ def broker_info(member: ReplicaState) -> BrokerInfo:
         end_offset=end,
         lag_bytes=behind if leadership is None else 0,
     )
-
-
-def _is_opening(member: ReplicaState) -> bool:
-    """Return True if the broker is master and its store is being opened."""
-    return member.leadership is not None and member.leader is None and not member.leadership.has_ended
 
 
 def _in_sync(member: ReplicaState) -> tuple[int, ...]:
