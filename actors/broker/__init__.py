@@ -3,7 +3,7 @@
 What is in it, in the order to read it:
     service: a broker in every role. opened_broker: its open store, and the broker's decisions around it.
     leader_service: the socket and the periodic tasks of one event loop, while the broker leads.
-    periodic_tasks: repeats these tasks. warm_up: what a process loads once before it serves.
+    periodic_tasks: repeats these tasks.
     name_server_registration: registers the broker with the name servers.
     context: what handlers work on. handlers: handle the requests, one file per family of commands.
     core: the decisions, without sockets and Ray, in the folders appending, reading, delay, pop, groups, redelivery,

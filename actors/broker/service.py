@@ -14,18 +14,27 @@ import asyncio
 from pathlib import Path
 from typing import Self
 
+import pyarrow as pa
+
 from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.broker.opened_broker import OpenedBroker
 from raymq.actors.broker.replica.replica_manager import ReplicaManager
-from raymq.actors.broker.warm_up import warm_up
 from raymq.actors.errors import StoreFollows
+from raymq.actors.filter import sql_filter
 from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.frame import Command
 from raymq.storage.directory_format import check_format
 from raymq.storage.tables.broker_identity import read_port_epoch
+
+
+def warm_up() -> None:
+    """Load and prepare what would otherwise block a serving broker; later calls do nothing."""
+    # pyarrow's first conversion imports pandas if it is installed: half a second.
+    pa.array([0]).to_numpy()
+    sql_filter.warm_up()
 
 
 class BrokerService:

@@ -11,5 +11,4 @@ What is in it, in the order to read it:
     leadership: the broker as master: lease, in-sync set, high watermark. pending_acks: requests that wait for it.
     leader_guard: refuses commands, or delays answers until their changes are confirmed; a replica refuses all.
     replication_server: the master's side of the replicas' connections. frame_stream: frames on a socket, both sides.
-    replica_registration: a replica's registration with the name servers.
 """

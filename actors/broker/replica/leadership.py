@@ -15,7 +15,7 @@ from raymq.actors.broker.group_commit import GroupCommit
 from raymq.actors.broker.replica.pending_acks import PendingAcks
 from raymq.actors.broker.replica.replication_server import ReplicationServer
 from raymq.actors.broker.replication.ack_rule import AckRule
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.in_sync_set import InSyncSet
 from raymq.actors.broker.replication.reconciliation import StreamExtent

@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from raymq.actors.broker.core.periodic_retry import PeriodicTaskRetry
 from raymq.actors.broker.leader_service import LeaderService
+from raymq.actors.broker.name_server_registration import ReplicaRegistration
 from raymq.actors.broker.opened_broker import OpenedBroker
 from raymq.actors.broker.periodic_tasks import run_periodically
 from raymq.actors.broker.replica import replica_status
@@ -34,7 +35,6 @@ from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.broker.replica.replica_claimer import ReplicaClaimer, end_predecessor_lease
 from raymq.actors.broker.replica.replica_connection import ReplicaConnection
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.replica_registration import ReplicaRegistration
 from raymq.actors.broker.replica.replica_status import ReplicaState
 from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
 from raymq.actors.broker.replication import replica_role

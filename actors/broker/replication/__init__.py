@@ -6,7 +6,6 @@ epochs: the callers around them carry out what the classes decide.
 What is in it, in the order to read it:
     stream_position: how far a broker is in the stream.
     epoch_map: which part of the stream was made in which epoch. epoch_file: the epochs on disk, in RocketMQ's format.
-    epoch_file_cache: map and file of an open broker.
     reconciliation: the three answers to a replica that connects.
     in_sync_set: which replicas must have a message before it is confirmed. ack_rule: when it may be acknowledged.
     replica_claims: a broker's start in the register. election: which replica becomes master. replica_role: which role

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from raymq.actors.broker.replica.leadership import Leadership
-from raymq.actors.broker.replication.epoch_file import EpochFile
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFile, EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochStart
 from raymq.actors.broker.replication.frame_bodies import Hello
 from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
