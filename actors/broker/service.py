@@ -60,9 +60,11 @@ class BrokerService:
         """
         check_name("broker", spec.name, 127)
         await asyncio.to_thread(check_format, Path(spec.directory))
-        warm_up()  # now, so that a later election does not wait for it
         if spec.replicas > 1:
-            return cls(await ReplicaManager.start(spec, node_id))
+            replica = await ReplicaManager.start(spec, node_id)
+            await asyncio.to_thread(warm_up)  # after the end of a killed predecessor's lease, before any election
+            return cls(replica)
+        warm_up()
         port, epoch = read_port_epoch(Path(spec.directory) / "raymq" / "broker.json")
         sockets = bind_broker(spec.host, port)
         try:
