@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
 
 import ray
 
@@ -23,9 +22,6 @@ from raymq.actors.naming import replica_name
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.spare_process import SpareProcess
 from raymq.actors.wire.frame import Command
-
-if TYPE_CHECKING:
-    from raymq.actors.broker.replica.service import ReplicaService
 
 #: The concurrency group of `invoke`, with threads separate from those of control calls.
 INVOKE_GROUP = "invoke"
@@ -54,14 +50,9 @@ class Broker:
         self._spare = SpareProcess(self._name, node_id)
         self._hosted = HostedService(self._name, self._loop, lambda: self._start(spec, node_id))
 
-    async def _start(self, spec: BrokerSpec, node_id: str) -> BrokerService | ReplicaService:
+    async def _start(self, spec: BrokerSpec, node_id: str) -> BrokerService:
         spec = dataclasses.replace(spec, host=resolve_own_address(spec.host))
-        if spec.replicas > 1:
-            from raymq.actors.broker.replica.service import ReplicaService  # most brokers have no replicas
-
-            service: BrokerService | ReplicaService = await ReplicaService.start(spec, node_id)
-        else:
-            service = await BrokerService.start(spec, node_id)
+        service = await BrokerService.start(spec, node_id)
         tune_gc()
         self._spare.begin()
         return service
@@ -121,5 +112,5 @@ class Broker:
             time.sleep(_END_SECONDS)
         os._exit(1)
 
-    async def _status(self, service: BrokerService | ReplicaService) -> BrokerInfo:
+    async def _status(self, service: BrokerService) -> BrokerInfo:
         return service.status()

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future
 from typing import Protocol
 
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.wire import bare_frame as bare
 from raymq.actors.wire.codes import ResponseCode
@@ -29,7 +29,7 @@ class BrokerClient(Protocol):
 
 
 class SocketBrokerClient:
-    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
+    def __init__(self, loop: EventLoopThread, broker: LeaderService) -> None:
         self._loop = loop
         self._peer = loop.run(Peer.connect(broker.address))
         self._receive_lock = asyncio.Lock()
@@ -68,7 +68,7 @@ class BareFrameClient(SocketBrokerClient):
 
 
 class InvokeBrokerClient:
-    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
+    def __init__(self, loop: EventLoopThread, broker: LeaderService) -> None:
         self._loop = loop
         self._broker = broker
 

@@ -31,7 +31,6 @@ from types import MappingProxyType
 from typing import Any
 
 from raymq.actors.broker.core.topic_manager import TopicChange
-from raymq.actors.broker.service import BrokerService
 from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import APPEND_WAIT_MS, BrokerSpec, NameServerSpec
@@ -45,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, si
 
 from tests import loop_watch
 from tests.fork_server import Program
+from tests.leading import start_leader
 
 APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
 
@@ -138,7 +138,7 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
     settings = json.loads(os.environ.get("BROKER_STORE", "{}"))
     wait_ms = int(os.environ.get("BROKER_APPEND_WAIT_MS", APPEND_WAIT_MS))
     spec = BrokerSpec(name, "test", str(directory), host, (name_server,), append_wait_ms=wait_ms, store=settings)
-    broker = await BrokerService.start(spec, "node")
+    broker = await start_leader(spec, "node")
     tune_gc()
     handlers = dict(broker._server.handlers)
     store = {name: getattr(broker.store, name) for name in ("append", "append_one")}

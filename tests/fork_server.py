@@ -36,7 +36,6 @@ _PRELOADED: Final = (
     "psutil",
     "pytest",
     "raymq.actors.broker.service",
-    "raymq.actors.broker.replica.service",
     "raymq.actors.coordinator.service",
     "raymq.actors.gc_tuning",
     "raymq.actors.keeper.serving.service",

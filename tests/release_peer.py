@@ -58,12 +58,10 @@ async def broker(name: str, directory: str) -> None:
 
 
 async def replica(fields: dict[str, Any]) -> None:
-    from raymq.actors.broker.replica.service import ReplicaService
+    from raymq.actors.broker.service import BrokerService
     from raymq.actors.protocol import BrokerSpec
 
-    service = await ReplicaService.start(
-        BrokerSpec(**{**fields, "name_servers": tuple(fields["name_servers"])}), "node"
-    )
+    service = await BrokerService.start(BrokerSpec(**{**fields, "name_servers": tuple(fields["name_servers"])}), "node")
     print(service.address, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await service.stop()

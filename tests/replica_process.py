@@ -29,7 +29,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.broker.replica.service import ReplicaService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.protocol import BrokerSpec, Tls
 from raymq.storage import clock, failpoints
@@ -112,7 +112,7 @@ def spec_of(fields: dict[str, Any]) -> BrokerSpec:
 async def serve(fields: dict[str, Any], holding: HoldingDisk) -> None:
     boot = fields.pop("boot", None)
     machine = None if boot is None else Machine(Path(fields["directory"]), boot)
-    service = await ReplicaService.start(spec_of(fields), "node")
+    service = await BrokerService.start(spec_of(fields), "node")
     tune_gc()
     print(service.address, flush=True)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()

@@ -1,9 +1,9 @@
 """Run a broker without Ray.
 
 What is in it, in the order to read it:
-    opened_broker: opens the store and the broker's decisions around it.
-    service: the socket and the periodic tasks of one event loop.
-    periodic_tasks: repeats these tasks. warm_up: what a process loads once before it serves.
+    service: a broker in every role. opened_broker: its open store, and the broker's decisions around it.
+    leader_service: the socket and the periodic tasks of one event loop, while the broker leads.
+    periodic_tasks: repeats these tasks.
     name_server_registration: registers the broker with the name servers.
     context: what handlers work on. handlers: handle the requests, one file per family of commands.
     core: the decisions, without sockets and Ray, in the folders appending, reading, delay, pop, groups, redelivery,
@@ -11,13 +11,13 @@ What is in it, in the order to read it:
     membership_sync: exchanges with the other brokers which brokers and coordinators exist.
     staged_commits, in_doubt_resolver: append staged writes when their coordinator has decided.
     transaction_checker: asks the producers of open transactions how they ended.
-    group_commit: one flush for all appends that wait for the disk.
-    replica: a broker of a group with several replicas, around all this. replication: its decisions.
+    acks: decides when appends are answered. group_commit: one flush for all appends that wait for the disk.
+    replica: the roles of a broker of a group with several copies. replication: their decisions.
 
 The path of a message:
     handlers.append or append_one reads the request and enters `BrokerContext.append`, which admits or refuses it;
     `BrokerCore.append` checks topic and queue, holds back delayed messages, and appends the rest to the store;
     `on_arrival` notifies core.reading.long_poll, which wakes the fetches, pulls and pops parked on the queue;
-    the sender gets its answer when group_commit reports that the message is as durable as the configuration promises;
+    the sender gets its answer when acks reports that the message is as durable as the configuration promises;
     handlers.fetch, pull or pop answers with the records as they lie in the log.
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
+from raymq.actors.broker.acks import Acks
 from raymq.actors.broker.core.appending.append_scope import AppendAdmission, AppendScope
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
@@ -24,18 +24,6 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.stepwise_handlers import OrderedHandlers
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
 
-_T = TypeVar("_T")
-
-
-class ReplicaAcks(Protocol):
-    """Acknowledgements by replicas, which alone decide when an append is answered."""
-
-    def written(self, queue_offset: int, physical_offset: int) -> None:
-        """Report a message that was written to the log, before its further processing."""
-
-    def answer(self, make: Callable[[SendStatus], _T]) -> SyncCallbackFuture[_T]:
-        """Return a future of `make`'s result for the status of the append just made."""
-
 
 @dataclass(slots=True)
 class BrokerContext:
@@ -48,8 +36,8 @@ class BrokerContext:
     #: Every append passes its admission control.
     append_admission: AppendAdmission
     settings: ServerSettings
-    #: Waits until all appends so far are as durable as the configuration promises; None: no wait is needed.
-    durable: Callable[[], Awaitable[SendStatus]] | None
+    #: Decides when appends are answered.
+    acks: Acks
     #: Waits until all changes of topics and groups so far survive a crash of the machine.
     settings_durable: Callable[[], Awaitable[object]]
     #: Registers with every name server now, so that a new topic is in the routes before its creator is answered.
@@ -65,13 +53,6 @@ class BrokerContext:
     #: Runs the requests that change a client's memberships and locks in their order.
     in_order: OrderedHandlers = field(default_factory=OrderedHandlers)
 
-    def replica_acks(self) -> ReplicaAcks | None:
-        """Return the replicas' acknowledgements if they alone decide when an append is answered.
-
-        None: there are no replicas, or the answer depends on more than them.
-        """
-        return None
-
     def append(self, size: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
         """Append `size` bytes with admission control, and return the answer.
 
@@ -82,34 +63,29 @@ class BrokerContext:
         """
         known = self.core.store.topic_configs.version
         with AppendScope(self.append_admission, size) as under_way:
-            settled = self.when_durable(store(), new_topic=self.core.store.topic_configs.version is not known)
-            if isinstance(settled, Command):
-                return settled
-            # A task of its own: it continues, and the append stays counted, if the connection is lost meanwhile.
-            task = asyncio.ensure_future(settled)
+            answer = self.when_durable(store(), new_topic=self.core.store.topic_configs.version is not known)
+            if isinstance(answer, Command):
+                return answer
             leave = under_way.extend()
-            task.add_done_callback(lambda _: leave())
-        return asyncio.shield(task)
+            answer.add_done_callback(lambda _: leave())
+        # Shielded, so that the append stays counted if the connection is lost meanwhile.
+        return answer if isinstance(answer, SyncCallbackFuture) else asyncio.shield(answer)
 
     def when_durable(
-        self, answer: Callable[[SendStatus], Command], *, new_topic: bool = False
-    ) -> Command | Awaitable[Command]:
-        """Return `answer`'s result once all appends are durable and a `new_topic` is announced.
+        self, make: Callable[[SendStatus], Command], *, new_topic: bool = False
+    ) -> Command | asyncio.Future[Command]:
+        """Return `make`'s result once all appends are durable and a `new_topic` is announced.
 
         The result is returned at once if no wait is needed.
         """
-        if self.durable is None and not new_topic:
-            return answer(SendStatus.SEND_OK)
-        return self._settle(None if self.durable is None else self.durable(), answer, new_topic)
+        return asyncio.ensure_future(self._announced(make)) if new_topic else self.acks.answer(make)
 
-    async def _settle(
-        self, waiting: Awaitable[SendStatus] | None, answer: Callable[[SendStatus], Command], new_topic: bool
-    ) -> Command:
+    async def _announced(self, make: Callable[[SendStatus], Command]) -> Command:
+        waiting = self.acks.durable()
         status = SendStatus.SEND_OK if waiting is None else await waiting
-        if new_topic:
-            await self.settings_durable()
-            await self.announce()
-        return answer(status)
+        await self.settings_durable()
+        await self.announce()
+        return make(status)
 
 
 def text_field(request: Command, name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final, Self
 
 from raymq.actors.protocol import SendStatus
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, WriteUnknown
@@ -15,6 +16,8 @@ from raymq.storage.store import Store
 
 #: Delay before a flush is retried that failed for lack of descriptors or memory.
 _AGAIN_SECONDS = 0.05
+#: An append that is not on disk after this time is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
+_SYNC_FLUSH_SECONDS: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +55,11 @@ class GroupCommit:
         self.on_flushed: Callable[[], object] = _no_listener
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of_log(cls, store: Store) -> Self:
+        """Return the group commit of a store's appends."""
+        return cls(make_flush(store), _SYNC_FLUSH_SECONDS)
 
     async def wait(self) -> SendStatus:
         """Wait until all data appended before the call are on disk.

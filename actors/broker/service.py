@@ -1,9 +1,8 @@
-"""Run a broker without Ray: its store, its socket and its periodic tasks.
+"""Run a broker without Ray, in every role: its directory, its sockets, and who decides its role.
 
-The actor in `broker_actor` wraps it.
-
-One event loop owns everything: sockets, decisions and appends run in order on it, without locks. Blocking calls (a
-flush) run on another thread.
+The actor in `broker_actor` wraps it. A broker whose group has one copy leads from its start. In a group of several
+copies, `ReplicaManager` begins and ends the leadership as the register says. Either way a `LeaderService` serves the
+clients.
 
 A broker's address is chosen once and kept in its directory, in `raymq/broker.json`, so that message ids and running
 clients stay valid over restarts; the epoch beside it rises with every start.
@@ -12,513 +11,104 @@ clients stay valid over restarts; the epoch beside it rises with every start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import os
-import shutil
-import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Self
 
-from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.appending.append_scope import AppendAdmission
-from raymq.actors.broker.core.broker_settings import broker_settings
-from raymq.actors.broker.core.event_loop_lag import PROBE_SECONDS
-from raymq.actors.broker.core.groups.client_registry import ClientRegistry
-from raymq.actors.broker.core.reading.arrival_notifier import ArrivalNotifier
-from raymq.actors.broker.core.reading.long_poll import LongPollingService
-from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.broker.group_commit import GroupCommit, make_flush
-from raymq.actors.broker.handlers import pop_handlers
-from raymq.actors.broker.handlers.handler_registry import all_commands
-from raymq.actors.broker.in_doubt_resolver import InDoubtResolver, PeerClient
-from raymq.actors.broker.membership_sync import MembershipSync
-from raymq.actors.broker.name_server_registration import NameServerRegistration
+import pyarrow as pa
+
+from raymq.actors.broker.acks import LocalAcks
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.broker.opened_broker import OpenedBroker
-from raymq.actors.broker.periodic_tasks import PeriodicTasks, run_periodically
-from raymq.actors.broker.replica.leader_context import LeaderContext
-from raymq.actors.broker.staged_commits import StagedCommits
-from raymq.actors.broker.transaction_checker import TransactionChecker
-from raymq.actors.broker.warm_up import warm_up
+from raymq.actors.broker.replica.replica_manager import ReplicaManager
+from raymq.actors.errors import StoreFollows
+from raymq.actors.filter import sql_filter
 from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
-from raymq.actors.protocol import (
-    HEARTBEAT_SECONDS,
-    MASTER_ID,
-    BrokerInfo,
-    BrokerSpec,
-    Corruption,
-    DueReport,
-    SendStatus,
-)
-from raymq.actors.route_cache import RouteCache
-from raymq.actors.wire.connection_pool import ConnectionPool
-from raymq.actors.wire.frame import MESSAGE_FRAME_BYTES, Command, frame_bytes
-from raymq.actors.wire.headers.group_headers import NotifyConsumerIdsChanged
-from raymq.actors.wire.in_memory_transport import InMemoryTransport
-from raymq.actors.wire.server import Server
-from raymq.actors.wire.server_connection import ServerConnection
-from raymq.actors.wire.server_limits import ServerLimits
-from raymq.actors.wire.tls import client_context, server_context
-from raymq.storage.clock import boottime
+from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
+from raymq.actors.wire.frame import Command
 from raymq.storage.directory_format import check_format
-from raymq.storage.errors import StoreError
 from raymq.storage.tables.broker_identity import read_port_epoch
-from raymq.storage.version import VERSION
 
-#: Interval of the short tasks: sweeps of parked requests and leased messages, due deliveries, the admission's beat.
-_ROUND_SECONDS = 0.05
-_GROUP_SWEEP_SECONDS = 0.5
-#: How often old log files are looked for (RocketMQ's cleanResourceInterval).
-_RETENTION_SECONDS = 10.0
-#: How often staged writes are looked for that no driver has decided for a while.
-_WRITES_SECONDS = 0.5
-#: Delay of the first membership sync after a start.
-_MEET_SECONDS = 0.1
-#: How often abandoned staged writes (a day old) and long-finished ones are looked for.
-_STAGED_SECONDS = 60.0
-#: How often the states of idempotent producers are saved; a restart reads the log from there on.
-_PRODUCERS_SECONDS = 5.0
-#: How often changed tables are written to RocketMQ's files; the state journal has the changes at once.
-_EXPORT_SECONDS = 4.0
-#: A delivery due before the next round gets its own timer, after at least `_LEAST_DUE_SECONDS`; after `_BEHIND_SECONDS`
-#: if one turn could not deliver all that is due.
-_LEAST_DUE_SECONDS = 0.02
-_BEHIND_SECONDS = 0.002
-#: Interval of the event-loop lag probe while nothing is appended.
-_IDLE_PROBE_SECONDS = 0.1
-#: Interval of timer checkpoints: after a crash the log is scanned from the last one on.
-_TIMER_CHECKPOINT_SECONDS = 2.0
-#: Interval in which the progress of transactions is stored; a start reads both half topics from there on.
-_TRANSACTIONS_SECONDS = 2.0
-#: An append that is not on disk after this time is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
-_SYNC_FLUSH_SECONDS = 5.0
-#: How long a master that steps down waits until running requests are answered.
-_LEAVING_SECONDS = 0.5
 
-_log = logging.getLogger(__name__)
-
-#: Awaited before an append is acknowledged; None: no wait.
-_Durable = Callable[[], Awaitable[SendStatus]] | None
+def warm_up() -> None:
+    """Load and prepare what would otherwise block a serving broker; later calls do nothing."""
+    # pyarrow's first conversion imports pandas if it is installed: half a second.
+    pa.array([0]).to_numpy()
+    sql_filter.warm_up()
 
 
 class BrokerService:
     """One running broker. It is created by `start`, used and stopped on its event loop."""
 
-    def __init__(
-        self, spec: BrokerSpec, node_id: str, port: int, opened: OpenedBroker, leader: LeaderContext | None
-    ) -> None:
-        self.spec = spec
-        self.store, self.core, self._producer_history = opened.store, opened.core, opened.producer_history
-        self.address = f"{spec.host}:{port}"
-        self._leader = leader
-        self._node_id = node_id
-        self._epoch = opened.epoch
-        self._scheduler_pid: int | None = None
-        self._lateness = 0.0
-        self._save_producers_at = 0.0
-        self._export_at = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
-        self._commits = GroupCommit(make_flush(self.store), _SYNC_FLUSH_SECONDS)
-        self.groups = ClientRegistry(boottime)
-        self._checker = TransactionChecker(self.core, self.groups)
-        self.polls = LongPollingService(self._loop.time, self._loop.call_soon)
-        self.statistics = Statistics()
-        durable = self._wake_who_waits()
-        self._registration = self._made_registration()
-        self.core.topics.on_permission_change = self._registration.invalidate
-        routes = RouteCache(self._pool, spec.name_servers)
-        self._staged_commits = StagedCommits(self.core, durable)
-        self._meetings = MembershipSync(self.core, routes, self._pool, self._loop.time)
-        self._write_follower = InDoubtResolver(self.core, self._staged_commits, PeerClient(routes, self._pool).ask)
-        self._server = self._made_server(self._made_context(durable, routes))
-        self._door = InMemoryTransport(self._server)
-        self._duties: list[asyncio.Task[None]] = []
-        self._round = PeriodicTasks(self._loop, _ROUND_SECONDS)
-        self._delivering: asyncio.TimerHandle | None = None
-        self._probing: asyncio.TimerHandle | None = None
-        #: The number of appends at the last probe of the loop.
-        self._appends = 0
-        self._announcing: asyncio.Task[None] | None = None
-
-    def _wake_who_waits(self) -> _Durable:
-        """Connect arrivals to parked requests; return the wait before an acknowledgement."""
-        self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop_handlers.pop_wait_key(*queue)])
-        if self._leader is not None:
-            leadership = self._leader.leadership
-            self.core.on_arrival = leadership.start_replication(self.polls.arrived, self._commits).appended
-            return leadership.durable
-        if self.store.confirmed.is_immediate:
-            self.core.on_arrival = self.polls.arrived
-            return None
-        arrivals = ArrivalNotifier(self.store, self.polls.arrived, self._commits.request)
-        self.core.on_arrival, self._commits.on_flushed = arrivals.appended, arrivals.confirmed
-        return self._commits.wait
-
-    def _made_registration(self) -> NameServerRegistration:
-        spec, leader = self.spec, self._leader
-        return NameServerRegistration(
-            self._pool,
-            spec.name_servers,
-            spec.cluster,
-            spec.name,
-            self.address,
-            self.core.topics,
-            epoch=0 if leader is None else leader.leadership.epoch,
-            ha_address="" if leader is None else leader.replication_address,
-            max_message_bytes=self.store.config.max_message_bytes,
-        )
-
-    def _made_context(self, durable: _Durable, routes: RouteCache) -> BrokerContext:
-        """Return what the handlers of commands work on."""
-        spec = self.spec
-        return (BrokerContext if self._leader is None else self._leader.context)(
-            core=self.core,
-            groups=self.groups,
-            polls=self.polls,
-            statistics=self.statistics,
-            append_admission=AppendAdmission(self.store, self.core.admission, self.statistics),
-            settings=broker_settings(
-                self.core,
-                cluster=spec.cluster,
-                address=self.address,
-                name_servers=spec.name_servers,
-                auto_create_topics=spec.auto_create_topics,
-            ),
-            durable=durable,
-            settings_durable=GroupCommit(self.store.sync_state).wait,
-            announce=self.announce,
-            route=routes.get,
-            notify_group=self._notify_group,
-            status=self.status,
-            commits=self._staged_commits,
-        )
-
-    def _made_server(self, context: BrokerContext) -> Server:
-        commands, leader = all_commands(context), self._leader
-        frames = frame_bytes(self.store.config.max_message_bytes)
-        limits = ServerLimits(frame_bytes=frames, answer_bytes=MESSAGE_FRAME_BYTES)
-        tls = None if self.spec.tls is None else server_context(self.spec.tls)
-        if leader is None:
-            handlers = {code: command.handler for code, command in commands.items()}
-            return Server(handlers, limits=limits, tls=tls)
-        # A master that steps down drains briefly, because the next master waits for it.
-        return Server(
-            leader.guarded_handlers(commands), limits=replace(limits, drain_seconds=_LEAVING_SECONDS), tls=tls
-        )
+    def __init__(self, role: LeaderService | ReplicaManager) -> None:
+        self._role = role
+        self.address = role.address
 
     @classmethod
-    async def start(cls, spec: BrokerSpec, node_id: str, leader: LeaderContext | None = None) -> BrokerService:
-        """Open the store, listen, and register with the name servers.
+    async def start(cls, spec: BrokerSpec, node_id: str) -> Self:
+        """Open the directory, listen, and register with the name servers.
 
-        With a `leader` the broker starts as the master of its group, with the replica's store. Another thread prepares
-        it: meanwhile the loop answers requests and renews the lease.
+        A broker with replicas takes its place in the group, and its role, as soon as it can.
 
         Raises:
             FormatTooNew: a newer RayMQ has written in the directory; nothing is changed there.
             StoreLocked: another process owns the directory.
-            OSError: the broker's port is taken.
-            StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
+            OSError: a port is taken.
+            StoreCorrupt, StoreFailed, InvalidInput: the directory or the settings cannot be used.
             StoreFull: the disk has no space for what a start writes, and nothing that may be removed (`making_room`).
                 Nothing is lost, and another call may succeed.
-            StoreFollows: the leadership has ended while the store was opened.
         """
         check_name("broker", spec.name, 127)
-        check_format(Path(spec.directory))
+        await asyncio.to_thread(check_format, Path(spec.directory))
+        if spec.replicas > 1:
+            replica = await ReplicaManager.start(spec, node_id)
+            await asyncio.to_thread(warm_up)  # after the end of a killed predecessor's lease, before any election
+            return cls(replica)
         warm_up()
         port, epoch = read_port_epoch(Path(spec.directory) / "raymq" / "broker.json")
-        bound = bind_broker(spec.host, port) if leader is None else leader.sockets()
+        sockets = bind_broker(spec.host, port)
         try:
-            port = int(bound[0].getsockname()[1])
-            if leader is None:
-                opened = OpenedBroker.open(spec, port, epoch + 1)
-            else:
-                opened = await asyncio.to_thread(OpenedBroker.open, spec, port, epoch + 1, leader.lead)
-            try:
-                if leader is not None:
-                    await leader.take_over()
-                service = cls(spec, node_id, port, opened, leader)
-            except BaseException:
-                await asyncio.to_thread(opened.abandon)
-                raise
-            try:
-                service.store.keep_disk_reserve()
-                await service._listen(bound)
-            except BaseException:
-                with contextlib.suppress(Exception):  # the original error is raised instead
-                    await service.stop()
-                raise
+            opened = OpenedBroker.open(spec, int(sockets[0].getsockname()[1]), epoch + 1)
         except BaseException:
-            _close(bound)
+            for each in sockets:
+                each.close()
             raise
-        return service
+        return cls(await LeaderService.start(spec, node_id, opened, LocalAcks(opened.store), sockets))
 
     async def stop(self) -> None:
-        """Stop cleanly: leave the routes, close the socket, flush and close the store.
+        """Stop cleanly: leave the routes, close the sockets, flush and close the store.
 
-        Every step runs, even if earlier ones fail.
+        The replicas of a leader get the running appends; then its lease ends, and others may be elected.
 
         Raises:
-            the first error of any step.
+            the first error of any step; the next start recovers as after a kill.
         """
-        failures = [*await self.end_serving(), *await self.close_store()]
-        if failures:
-            raise failures[0]
+        await self._role.stop()
 
-    async def end_serving(self) -> list[Exception]:
-        """Do the first half of `stop`: stop answering requests. Return the errors."""
-        return await self._done(
-            self._cancel_tasks,
-            self._staged_commits.stop,
-            self._server.drain,
-            self.polls.close,
-            self._registration.leave,
-            self._server.stop,
-            self._pool.close,
-        )
-
-    async def close_store(self) -> list[Exception]:
-        """Do the second half of `stop`: close the store. Return the errors."""
-        leader = self._leader
+    @property
+    def leader(self) -> LeaderService:
+        """Return what serves the clients. Raise StoreFollows if this broker does not lead."""
+        leader = self._role if isinstance(self._role, LeaderService) else self._role.leader
         if leader is None:
-            return await self._done(self._save_last_producers, self._close_timers, self.store.close)
-        return await self._done(
-            self._save_last_producers,
-            self._close_timers,
-            leader.leadership.finish,
-            leader.leadership.detach_store,
-            partial(asyncio.to_thread, self.store.close),
-        )
-
-    async def _done(self, *steps: Callable[[], Awaitable[None] | None]) -> list[Exception]:
-        """Run every step, even if earlier ones fail; return the errors."""
-        failures: list[Exception] = []
-        for step in steps:
-            try:
-                done = step()
-                if done is not None:
-                    await done
-            except Exception as error:  # noqa: BLE001 - the later steps must still run
-                _log.exception("%s: a step of the stop failed", self.spec.name)
-                failures.append(error)
-        return failures
-
-    def _cancel_tasks(self) -> None:
-        for duty in (*self._duties, self._round, self._delivering, self._probing, self._announcing):
-            if duty is not None:
-                duty.cancel()
-
-    def _close_timers(self) -> None:
-        for close in (self.core.timers.close, self.core.schedule.close):
-            with contextlib.suppress(StoreError):  # it only makes the next start scan more of the log
-                close()
-        with contextlib.suppress(StoreError):  # the notes are written already, and logged as errors
-            self.core.set_aside.sync()
-
-    async def invoke(self, session: str, request: Command) -> Command:
-        """Carry out a command that did not come over a socket; see `InMemoryTransport`."""
-        return await self._door.invoke(session, request)
-
-    async def deliver_due(self, scheduler_pid: int) -> DueReport:
-        """Deliver what is due, and record the calling scheduler's pid for `status`."""
-        self._scheduler_pid = scheduler_pid
-        return self._deliver_due()
+            raise StoreFollows("this broker is not the master now")
+        return leader
 
     def status(self) -> BrokerInfo:
         """Return the broker's identity and state."""
-        usage = shutil.disk_usage(self.spec.directory)
-        return BrokerInfo(
-            name=self.spec.name,
-            replica=MASTER_ID,
-            role="master",
-            state="running",
-            epoch=self._epoch,
-            address=self.address,
-            pid=os.getpid(),
-            node_id=self._node_id,
-            store=self.spec.directory,
-            disk_ratio=usage.used / usage.total,
-            corruption=[Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption],
-            scheduler_pid=self._scheduler_pid,
-            lateness=self._lateness,
-            refusals=self._refusals(),
-            version=VERSION,
-        )
+        return self._role.status()
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Return, by name server address, why this broker is not in its routes.
+        """Return why this broker is not in its group ("register"), or not in a name server's routes (its address).
 
-        The result is empty if all name servers have the broker.
+        The result is empty if there is no such problem.
         """
-        return self._registration.troubles
+        return self._role.troubles
 
-    def _refusals(self) -> dict[str, int]:
-        refused = self._server.refused_connections
-        return {**self.statistics.refusals, **({"connections": refused} if refused else {})}
+    async def deliver_due(self, scheduler_pid: int) -> DueReport:
+        """Deliver what is due, and record the calling scheduler's pid for `status`; a replica has nothing due."""
+        return await self._role.deliver_due(scheduler_pid)
 
-    async def announce(self) -> None:
-        """Register with every name server.
-
-        A name server that does not answer is updated by a later heartbeat.
-        """
-        await self._registration.announce()
-
-    async def _listen(self, bound: list[socket.socket]) -> None:
-        own, *vip_channel = bound
-        await self._server.start(own)
-        self._probe()
-        for each in vip_channel:
-            try:
-                await self._server.listen(each)
-            except OSError as error:
-                _log.warning("%s has no VIP channel: %s", self.spec.name, error)
-        try:
-            self._deliver_due()  # messages that became due while the broker was down
-        except Exception:  # noqa: BLE001 - the broker must serve even if a delivery fails
-            _log.exception(
-                "%s: not all messages that became due while it was down are delivered; it continues", self.spec.name
-            )
-        await self.announce()
-        self._duties = [
-            self._every(HEARTBEAT_SECONDS, self.announce),
-            self._every(_RETENTION_SECONDS, self._delete_expired),
-            self._every(_MEET_SECONDS, self._meetings.sync_members),
-            self._every(_WRITES_SECONDS, self._follow_writes),
-            self._every(_STAGED_SECONDS, self._sweep_staged),
-            self._every(_PRODUCERS_SECONDS, self._save_producers),
-            self._every(_EXPORT_SECONDS, self._export_tables),
-            self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers),
-            self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside),
-            self._every(_TRANSACTIONS_SECONDS, self._save_transactions),
-        ]
-        for seconds, duty in (
-            (_ROUND_SECONDS, self.core.admission.beat),
-            (_ROUND_SECONDS, self._deliver_in_time),
-            (_ROUND_SECONDS, self.polls.expire),
-            (_ROUND_SECONDS, self._sweep_pop),
-            (_ROUND_SECONDS, self.core.rescue.step),
-            (_GROUP_SWEEP_SECONDS, self._sweep_groups),
-            (_GROUP_SWEEP_SECONDS, self._check_transactions),
-        ):
-            self._round.add(f"{self.spec.name}: {_words(duty)}", seconds, duty)
-        self._round.begin()
-
-    def _probe(self) -> None:
-        appends, self._appends = self._appends, self.core.admission.entered
-        wait = PROBE_SECONDS if appends != self._appends else _IDLE_PROBE_SECONDS
-        self.statistics.loop_lag.beat(wait)
-        self._probing = self._loop.call_later(wait, self._probe)
-
-    def _every(self, seconds: float, duty: Callable[[], Awaitable[float | None]]) -> asyncio.Task[None]:
-        return self._loop.create_task(run_periodically(f"{self.spec.name}: {_words(duty)}", seconds, duty))
-
-    def _deliver_due(self) -> DueReport:
-        report = self.core.deliver_due()
-        self._lateness = report.lateness_ms / 1000
-        return report
-
-    def _deliver_in_time(self) -> None:
-        """Deliver what is due, and set a timer for the next delivery.
-
-        The timer is set only if the delivery is due before the next round.
-        """
-        if self._delivering is not None:
-            self._delivering.cancel()
-            self._delivering = None
-        wait = self._deliver_due().wait_ms
-        if wait is None or wait >= _ROUND_SECONDS * 1000:
-            return
-        is_behind = wait < -_LEAST_DUE_SECONDS * 1000
-        pause = _BEHIND_SECONDS if is_behind else max(wait / 1000, _LEAST_DUE_SECONDS)
-        self._delivering = self._loop.call_later(pause, self._deliver_between)
-
-    def _deliver_between(self) -> None:
-        with contextlib.suppress(Exception):  # the next round retries and logs the error
-            self._deliver_in_time()
-
-    def _sweep_pop(self) -> None:
-        topics = self.store.topic_configs.version
-        self.core.pop.sweep()
-        if self.store.topic_configs.version != topics:  # a group's first dead letter creates its topic
-            self._announcing = self._loop.create_task(self.announce())
-
-    def _sweep_groups(self) -> None:
-        expired = self.groups.expire()
-        self.core.locks.forget(expired.client_ids)
-        for name in expired.groups:
-            self._notify_group(name)
-
-    def _check_transactions(self) -> None:
-        topics = self.store.topic_configs.version
-        self._checker.turn()
-        if self.store.topic_configs.version != topics:  # the first half that is given up creates its topic
-            self._announcing = self._loop.create_task(self.announce())
-
-    async def _save_transactions(self) -> None:
-        self.core.transactions.save()
-
-    async def _delete_expired(self) -> None:
-        deleted = self.core.delete_expired()
-        if deleted.log_files:
-            _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
-
-    async def _follow_writes(self) -> None:
-        await self._write_follower.turn()
-
-    async def _sweep_staged(self) -> None:
-        await self._staged_commits.sweep()
-
-    async def _save_producers(self) -> None:
-        """Save producer states, using at most a fiftieth of the loop's time.
-
-        If saving is skipped, a start reads more of the log instead.
-        """
-        if self._loop.time() >= self._save_producers_at:
-            spent = await self._save_producers_now()
-            self._save_producers_at = self._loop.time() + 50 * spent
-
-    async def _save_producers_now(self) -> float:
-        """Save producer states and return the seconds that this took on the loop."""
-        spent, began = 0.0, self._loop.time()
-        for write in self._producer_history.save():
-            spent += self._loop.time() - began
-            await asyncio.to_thread(write)
-            began = self._loop.time()
-        return spent + self._loop.time() - began
-
-    async def _save_last_producers(self) -> None:
-        await self._save_producers_now()
-
-    async def _export_tables(self) -> None:
-        """Write RocketMQ's files of settings and offsets, using at most a twentieth of the time."""
-        if self._loop.time() < self._export_at:
-            return
-        began = self._loop.time()
-        await asyncio.to_thread(self.store.begin_export())
-        self._export_at = self._loop.time() + 20 * (self._loop.time() - began)
-
-    async def _checkpoint_timers(self) -> None:
-        write = self.core.timers.checkpoint()
-        if write is not None:
-            await asyncio.to_thread(write)
-
-    async def _sync_set_aside(self) -> None:
-        await asyncio.to_thread(self.core.set_aside.sync)
-
-    def _notify_group(self, name: str) -> None:
-        for connection in self.groups.connections(name):
-            assert isinstance(connection, ServerConnection)
-            connection.push(NotifyConsumerIdsChanged(name).command())
-
-
-def _words(duty: Callable[[], object]) -> str:
-    return duty.__name__.strip("_").replace("_", " ")
-
-
-def _close(sockets: list[socket.socket]) -> None:
-    for each in sockets:
-        each.close()
+    async def invoke(self, session: str, request: Command) -> Command:
+        """Carry out a command that did not come over a socket; see `InMemoryTransport`."""
+        return await self._role.invoke(session, request)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from raymq.actors.broker.acks import Acks
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_TIMEOUT_SECONDS
 from raymq.actors.errors import BrokerUnavailable, StoreError, WriteUnknown
@@ -36,10 +37,10 @@ class CommitResult(NamedTuple):
 class StagedCommits:
     """Appends committed rows, and marks them committed when they are on disk."""
 
-    def __init__(self, core: BrokerCore, durable: Callable[[], Awaitable[SendStatus]] | None) -> None:
-        """Create the commits of one broker; `durable` is as in `BrokerContext`."""
+    def __init__(self, core: BrokerCore, acks: Acks) -> None:
+        """Create the commits of one broker."""
         self._core = core
-        self._durable = durable
+        self._acks = acks
         self._turn = asyncio.Lock()
         #: The decision to commit or drop rows is recorded for one write at a time.
         self._beginning = asyncio.Lock()
@@ -106,9 +107,10 @@ class StagedCommits:
             await asyncio.sleep(0)
             self._check_running()
         # Whatever the store promises for appends: the staged rows are forgotten only when the log has them on disk.
-        if self._durable is None:
+        waiting = self._acks.durable()
+        if waiting is None:
             await asyncio.to_thread(self._core.store.flush)
-        elif await self._durable() is not SendStatus.SEND_OK:
+        elif await waiting is not SendStatus.SEND_OK:
             raise WriteUnknown("the commit is not on disk yet: repeat it")
         return added
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
@@ -60,7 +61,7 @@ async def commit(bench: Bench, transaction: str, parts: dict[str, int]) -> tuple
 
     loop._run_once = timed
     begin = time.perf_counter()
-    await StagedCommits(bench.core, None).commit(transaction, parts)
+    await StagedCommits(bench.core, LocalAcks(bench.core.store)).commit(transaction, parts)
     return time.perf_counter() - begin, turns
 
 

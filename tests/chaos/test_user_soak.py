@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker import service as broker_service
+from raymq.actors.broker import leader_service
 from raymq.actors.broker.core.appending import admission
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, RayMQError, ReceivedMessage
@@ -31,6 +31,7 @@ from raymq.client.push.push_consumer_engine import PushConsumerEngine
 from tests.broker_crash import crash_broker
 from tests.chaos.virtual_time import CurrentThreadLoop, SequentialCalls, VirtualLoop, virtual_time
 from tests.integration.conftest import Services
+from tests.leading import start_leader
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.chaos
@@ -74,7 +75,7 @@ class VirtualCluster:
     def __init__(self, loop: VirtualLoop, directory: Path) -> None:
         self.loop = loop
         self.directory = directory
-        self.brokers: dict[str, BrokerService] = {}
+        self.brokers: dict[str, LeaderService] = {}
         self.consumers: dict[str, PushConsumerEngine] = {}
         self.account = Account(SEED)
 
@@ -98,7 +99,7 @@ class VirtualCluster:
         }
         directory, address = str(self.directory / name), self.name_server.address
         spec = BrokerSpec(name, "test", directory, "127.0.0.1", (address,), append_wait_ms=5_000, store=store)
-        self.brokers[name] = await BrokerService.start(spec, "node")
+        self.brokers[name] = await start_leader(spec, "node")
 
     async def lose_broker(self, name: str) -> None:
         """Stop a broker as a kill does: nothing is saved."""
@@ -191,7 +192,7 @@ def test_slow_listeners_survive_hours_of_lost_brokers(memory_folder: Path, monke
     # Frequent tasks of brokers do not matter here, and would be most of the work.
     monkeypatch.setattr(admission, "BEAT_SECONDS", 1.0)
     for name in ("_ROUND_SECONDS", "_IDLE_PROBE_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(broker_service, name, 1.0)
+        monkeypatch.setattr(leader_service, name, 1.0)
     hours = float(os.environ.get("RAYMQ_SOAK_HOURS", "2"))
     with virtual_time() as loop:
         loop.run_until_complete(run_cluster(VirtualCluster(loop, memory_folder), hours * 3600))

@@ -13,7 +13,7 @@ import pytest
 from raymq.actors.broker.core.appending import producer_state_journal
 from raymq.actors.broker.core.delay.timer_message_store import TIMER_TOPIC
 from raymq.actors.broker.handlers.append_handlers import MAX_DELAYED
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.errors import (
     InvalidInput,
     PermissionDenied,
@@ -39,6 +39,7 @@ from raymq.storage.records.producer_sequence import ProducerSequence, stamp_firs
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 from raymq.storage.tables.topic_config import PERM_READ, TopicConfig
 from tests.broker_clients import BareFrameClient, BrokerClient, InvokeBrokerClient, SocketBrokerClient
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.unit.actors.bench import HOST
 
@@ -46,22 +47,22 @@ pytestmark = pytest.mark.contract
 
 
 T = TypeVar("T")
-Start = Callable[..., tuple[BrokerClient, BrokerService]]
+Start = Callable[..., tuple[BrokerClient, LeaderService]]
 
 
 @pytest.fixture(params=[BareFrameClient, SocketBrokerClient, InvokeBrokerClient], ids=["bare", "socket", "invoke"])
 def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a broker with topic t of two queues."""
-    brokers: list[BrokerService] = []
+    brokers: list[LeaderService] = []
 
-    def started(*, auto_create_topics: bool = False, **store: object) -> tuple[BrokerClient, BrokerService]:
+    def started(*, auto_create_topics: bool = False, **store: object) -> tuple[BrokerClient, LeaderService]:
         sizes = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
         spec = BrokerSpec(
             "broker-a", "test", str(tmp_path), "127.0.0.1", (), auto_create_topics=auto_create_topics,
             append_wait_ms=60_000,  # a client asks once: a busy machine must not refuse it
             store={**sizes, **store},
         )  # fmt: skip
-        brokers.append(loop.run(BrokerService.start(spec, "n")))
+        brokers.append(loop.run(start_leader(spec, "n")))
         door: BrokerClient = request.param(loop, brokers[0])
         assert door.ask(admin_commands.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
         return door, brokers[0]

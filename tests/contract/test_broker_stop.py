@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec
 from raymq.storage.errors import StoreFailed
@@ -17,6 +17,7 @@ from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from tests.faulty_calls import FaultyCalls
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.store_records import SMALL
 
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.contract
 SIZES = {"commitlog_file_bytes": 1 << 20, "index_slots": 1_000, "index_entries": 10_000}
 
 
-def start_broker(loop: EventLoopThread, directory: Path) -> BrokerService:
+def start_broker(loop: EventLoopThread, directory: Path) -> LeaderService:
     spec = BrokerSpec("broker-a", "test", str(directory), "127.0.0.1", (), auto_create_topics=True, store=SIZES)
-    return loop.run(BrokerService.start(spec, "n"))
+    return loop.run(start_leader(spec, "n"))
 
 
 class SlowSync(FileCalls):

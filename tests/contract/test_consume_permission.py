@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.errors import PermissionDenied, RayMQError, SubscriptionMismatch
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.filter.fetch_spec import FetchSpec
@@ -25,6 +25,7 @@ from raymq.actors.wire.headers.pop_headers import Notification, PopMessage
 from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.client import Message
 from tests.broker_clients import BareFrameClient, SocketBrokerClient
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -57,7 +58,7 @@ WAYS = [fetch, continuous_fetch, pull, pop]
 class ServedGroup:
     """A broker with topic t of one queue with one message, and with group g."""
 
-    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
+    def __init__(self, loop: EventLoopThread, broker: LeaderService) -> None:
         self.loop = loop
         self.broker = broker
         self.done(admin_commands.create_topic_command("t", 1, ordered=False))
@@ -95,7 +96,7 @@ def served(tmp_path: Path) -> Iterator[ServedGroup]:
     loop = EventLoopThread("door")
     sizes = {"commitlog_file_bytes": 1 << 20, "index_slots": 1_000, "index_entries": 10_000}
     spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", (), append_wait_ms=60_000, store=sizes)
-    broker = loop.run(BrokerService.start(spec, "n"))
+    broker = loop.run(start_leader(spec, "n"))
     yield ServedGroup(loop, broker)
     loop.run(broker.stop())
     loop.stop()

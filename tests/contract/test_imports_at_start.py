@@ -15,7 +15,7 @@ from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.tables.topic_config import TopicConfig
 
 async def serve(directory):
-    broker = await BrokerService.start(BrokerSpec("b", "c", directory, "127.0.0.1", ()), "n")
+    broker = (await BrokerService.start(BrokerSpec("b", "c", directory, "127.0.0.1", ()), "n")).leader
     before = set(sys.modules)
     broker.store.topic_configs.put(TopicConfig("t", 1, 1))
     now_ms = time.time_ns() // 1_000_000

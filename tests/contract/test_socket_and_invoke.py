@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.handlers import fetch_handlers
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.errors import (
     ConnectionLost,
     InvalidInput,
@@ -40,6 +40,7 @@ from raymq.client.errors import RayMQError
 from raymq.storage.records.record import decode
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.broker_clients import BrokerClient, InvokeBrokerClient, SocketBrokerClient
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 from tests.wire_server import Peer
@@ -49,17 +50,17 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
-def broker(loop: EventLoopThread, tmp_path: Path) -> Iterator[BrokerService]:
+def broker(loop: EventLoopThread, tmp_path: Path) -> Iterator[LeaderService]:
     store = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
     # A client asks once: a busy machine must not refuse it.
     spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", (), append_wait_ms=60_000, store=store)
-    made = loop.run(BrokerService.start(spec, "n"))
+    made = loop.run(start_leader(spec, "n"))
     yield made
     loop.run(made.stop())
 
 
 @pytest.fixture(params=[SocketBrokerClient, InvokeBrokerClient], ids=["socket", "invoke"])
-def door(request: pytest.FixtureRequest, loop: EventLoopThread, broker: BrokerService) -> Iterator[BrokerClient]:
+def door(request: pytest.FixtureRequest, loop: EventLoopThread, broker: LeaderService) -> Iterator[BrokerClient]:
     made: BrokerClient = request.param(loop, broker)
     assert made.ask(admin_commands.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
     yield made
@@ -95,7 +96,7 @@ def test_bodies_of_1_mib_are_fetched(door: BrokerClient) -> None:
     assert bytes(part.records[-(1 << 20) :]).count(3) > 1_000_000
 
 
-def test_append_wakes_parked_fetch(door: BrokerClient, broker: BrokerService) -> None:
+def test_append_wakes_parked_fetch(door: BrokerClient, broker: LeaderService) -> None:
     parked = door.begin(fetch(0, wait=20.0))
     poll_until(lambda: len(broker.polls) == 1)
     records, sizes = encoded(Message("t", b"x"))
@@ -110,7 +111,7 @@ def test_parked_fetch_ends_at_its_timeout(door: BrokerClient) -> None:
     assert 0.15 < time.monotonic() - began < 5.0
 
 
-def test_parked_fetch_ends_with_connection(door: BrokerClient, broker: BrokerService) -> None:
+def test_parked_fetch_ends_with_connection(door: BrokerClient, broker: LeaderService) -> None:
     parked = door.begin(fetch(0, wait=20.0))
     poll_until(lambda: len(broker.polls) == 1)
     door.leave()
@@ -120,7 +121,7 @@ def test_parked_fetch_ends_with_connection(door: BrokerClient, broker: BrokerSer
 
 
 def test_message_during_group_announcement_ends_first_pop(
-    loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoopThread, broker: LeaderService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arrival wakes no poll, for the pop is not parked yet."""
     door, asked, told = SocketBrokerClient(loop, broker), threading.Event(), asyncio.Event()
@@ -147,7 +148,7 @@ def pop(seconds: float) -> Command:
 
 
 @pytest.mark.parametrize("perm", [PERM_READ | PERM_WRITE, PERM_WRITE])
-def test_parked_pop_follows_topic_changes(door: BrokerClient, broker: BrokerService, perm: int) -> None:
+def test_parked_pop_follows_topic_changes(door: BrokerClient, broker: LeaderService, perm: int) -> None:
     """The parked pop looked only into the queues that existed when it came, also without read permission."""
     door.ask(group_commands.create_group_command("g"))
     parked = door.begin(pop(PARK_SECONDS))
@@ -160,7 +161,7 @@ def test_parked_pop_follows_topic_changes(door: BrokerClient, broker: BrokerServ
         assert isinstance(error_in(parked.result(5)), PermissionDenied)
 
 
-def test_parked_pop_of_deleted_topic_leaves_no_offset(door: BrokerClient, broker: BrokerService) -> None:
+def test_parked_pop_of_deleted_topic_leaves_no_offset(door: BrokerClient, broker: LeaderService) -> None:
     door.ask(group_commands.create_group_command("g"))
     parked = door.begin(pop(0.5))
     poll_until(lambda: len(broker.polls) == 1)
@@ -169,7 +170,7 @@ def test_parked_pop_of_deleted_topic_leaves_no_offset(door: BrokerClient, broker
     assert broker.store.consumer_offsets.topics_of("g") == []
 
 
-def append_messages(broker: BrokerService, count: int = 1, queue_id: int = 0, body: bytes = b"x") -> None:
+def append_messages(broker: LeaderService, count: int = 1, queue_id: int = 0, body: bytes = b"x") -> None:
     """Append messages one by one on the broker's loop, as from any sender."""
     for _ in range(count):
         records, sizes = encoded(Message("t", body), queue_id=queue_id)
@@ -182,7 +183,7 @@ def continuous_fetch(session: str, most: int, wait: float = 20.0) -> Command:
     )
 
 
-def test_continuous_fetch_stays_open_on_socket(door: BrokerClient, broker: BrokerService) -> None:
+def test_continuous_fetch_stays_open_on_socket(door: BrokerClient, broker: LeaderService) -> None:
     begun = door.begin(continuous_fetch("s", 3))
     poll_until(lambda: len(broker.polls) == 1)
     broker._loop.call_soon_threadsafe(append_messages, broker, 2)
@@ -192,7 +193,7 @@ def test_continuous_fetch_stays_open_on_socket(door: BrokerClient, broker: Broke
     assert (answer.is_early, len(broker.polls)) == (stays, int(stays))
 
 
-def test_newer_fetch_ends_continuous_fetch_of_session(door: BrokerClient, broker: BrokerService) -> None:
+def test_newer_fetch_ends_continuous_fetch_of_session(door: BrokerClient, broker: LeaderService) -> None:
     older = door.begin(continuous_fetch("s", 3))
     poll_until(lambda: len(broker.polls) == 1)
     door.begin(continuous_fetch("s", 3, wait=0.3))
@@ -212,7 +213,7 @@ def test_numeric_header_fields_are_read_as_text(door: BrokerClient, serializatio
 
 
 def test_failing_parked_pull_gets_error_and_others_answers(
-    door: BrokerClient, loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
+    door: BrokerClient, loop: EventLoopThread, broker: LeaderService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parked requests are woken in turns; one of them may fail, also for lack of memory."""
     for each in ("g", "h"):
@@ -238,7 +239,7 @@ def test_failing_parked_pull_gets_error_and_others_answers(
         each.leave()
 
 
-def test_commit_with_unknown_epoch_raises_offset_reset(door: BrokerClient, broker: BrokerService) -> None:
+def test_commit_with_unknown_epoch_raises_offset_reset(door: BrokerClient, broker: LeaderService) -> None:
     """The broker has no messages of an epoch that it does not know."""
     records, sizes = encoded(Message("t", b"0"))
     door.ask(append_commands.append_command("t", 0, records, sizes, delayed=False))
@@ -297,7 +298,7 @@ def test_requests_run_in_order(door: BrokerClient) -> None:
     assert offsets == [[n] for n in range(50)]
 
 
-def test_membership_ends_with_connection(door: BrokerClient, broker: BrokerService) -> None:
+def test_membership_ends_with_connection(door: BrokerClient, broker: LeaderService) -> None:
     heartbeat = group_commands.heartbeat_command(group_commands.Member("me", "g", {"t": Subscription("t")}))
     assert door.ask(heartbeat).code == ResponseCode.SUCCESS
     assert group_commands.read_members(door.ask(group_commands.members_command("g"))) == ["me"]
@@ -305,7 +306,7 @@ def test_membership_ends_with_connection(door: BrokerClient, broker: BrokerServi
     poll_until(lambda: not broker.groups.connections("g"))
 
 
-def test_status_names_broker_address(door: BrokerClient, broker: BrokerService) -> None:
+def test_status_names_broker_address(door: BrokerClient, broker: LeaderService) -> None:
     assert admin_commands.read_status(door.ask(admin_commands.status_command())).address == broker.address
 
 
@@ -317,7 +318,7 @@ def test_json_answer_body_is_readable(door: BrokerClient) -> None:
 # -- the socket only ------------------------------------------------------------------------------------------------
 
 
-def test_continuous_fetch_answers_until_limit(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_continuous_fetch_answers_until_limit(loop: EventLoopThread, broker: LeaderService) -> None:
     async def read_answer(peer: Peer) -> tuple[bool, list[tuple[int, list[int]]]]:
         answer = await peer.hear()
         assert answer.opaque == 7
@@ -345,7 +346,7 @@ def test_continuous_fetch_answers_until_limit(loop: EventLoopThread, broker: Bro
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_single_message_is_answered_by_bare_frame(
-    loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch, apart: bool
+    loop: EventLoopThread, broker: LeaderService, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
     monkeypatch.setattr(fetch_handlers, "_APART_SECONDS", 0.0 if apart else 1e9)
 
@@ -394,7 +395,7 @@ def test_single_message_is_answered_by_bare_frame(
     loop.run(converse())
 
 
-def test_offset_reset_ends_continuous_fetch(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_offset_reset_ends_continuous_fetch(loop: EventLoopThread, broker: LeaderService) -> None:
     async def converse() -> None:
         peer = await Peer.connect(broker.address)
         broker.core.topics.create("t", 2)
@@ -411,7 +412,7 @@ def test_offset_reset_ends_continuous_fetch(loop: EventLoopThread, broker: Broke
     loop.run(converse())
 
 
-def test_slow_reader_limits_unsent_bytes(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_slow_reader_limits_unsent_bytes(loop: EventLoopThread, broker: LeaderService) -> None:
     async def converse() -> None:
         peer = await Peer.connect(broker.address)
         broker.core.topics.create("t", 2)
@@ -438,7 +439,7 @@ def test_slow_reader_limits_unsent_bytes(loop: EventLoopThread, broker: BrokerSe
 # -- invoke only ---------------------------------------------------------------------------------------------------
 
 
-def test_invoke_limits_parking_time(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_invoke_limits_parking_time(loop: EventLoopThread, broker: LeaderService) -> None:
     door = InvokeBrokerClient(loop, broker)
     door.ask(admin_commands.create_topic_command("t", 1, ordered=False))
     began = time.monotonic()
@@ -446,14 +447,14 @@ def test_invoke_limits_parking_time(loop: EventLoopThread, broker: BrokerService
     assert time.monotonic() - began < PARK_SECONDS + 1.0
 
 
-def test_invoke_refuses_oversized_frame(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_invoke_refuses_oversized_frame(loop: EventLoopThread, broker: LeaderService) -> None:
     door = InvokeBrokerClient(loop, broker)
     with pytest.raises(RayMQError, match="above the limit"):
         door.ask(Command(RequestCode.STATUS, body=bytes(MAX_FRAME_BYTES)))
     assert door.ask(admin_commands.status_command()).code == ResponseCode.SUCCESS
 
 
-def test_invoke_session_counts_as_connection(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_invoke_session_counts_as_connection(loop: EventLoopThread, broker: LeaderService) -> None:
     broker._server.limits = dataclasses.replace(broker._server.limits, connections=1)
     loop.run(broker.invoke("first", admin_commands.status_command()))
     for _ in range(2):
@@ -466,7 +467,7 @@ def test_invoke_session_counts_as_connection(loop: EventLoopThread, broker: Brok
     assert loop.run(broker.invoke("second", admin_commands.status_command())).code == ResponseCode.SUCCESS
 
 
-def test_invoke_sessions_have_separate_connections(loop: EventLoopThread, broker: BrokerService) -> None:
+def test_invoke_sessions_have_separate_connections(loop: EventLoopThread, broker: LeaderService) -> None:
     first = loop.run(broker.invoke("first", admin_commands.status_command()))
     second = loop.run(broker.invoke("second", admin_commands.status_command()))
     assert first.opaque == second.opaque == 1

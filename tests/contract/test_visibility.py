@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker import service as broker_service
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker import group_commit
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetOutOfRange, RayMQError, StoreFailed, WriteUnknown
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.filter.fetch_spec import FetchSpec
@@ -37,6 +37,7 @@ from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
 from tests.broker_clients import BrokerClient, InvokeBrokerClient, SocketBrokerClient
 from tests.hanging_disk import HangingDisk
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -49,8 +50,8 @@ class Bench:
 
     loop: EventLoopThread
     disk: HangingDisk
-    broker: BrokerService
-    kind: Callable[[EventLoopThread, BrokerService], BrokerClient]
+    broker: LeaderService
+    kind: Callable[[EventLoopThread, LeaderService], BrokerClient]
 
     def ask(self, command: Command) -> Command:
         return self.begin(command).result(10)
@@ -76,7 +77,7 @@ class Bench:
         return sent, place
 
 
-def start_broker(loop: EventLoopThread, directory: Path, flush: str = "sync") -> BrokerService:
+def start_broker(loop: EventLoopThread, directory: Path, flush: str = "sync") -> LeaderService:
     store = {
         "commitlog_file_bytes": 1 << 20,
         "index_slots": 1_000,
@@ -87,12 +88,12 @@ def start_broker(loop: EventLoopThread, directory: Path, flush: str = "sync") ->
     }
     # A client asks once: a busy machine must not refuse it.
     spec = BrokerSpec("broker-a", "test", str(directory), "127.0.0.1", (), append_wait_ms=60_000, store=store)
-    return loop.run(BrokerService.start(spec, "n"))
+    return loop.run(start_leader(spec, "n"))
 
 
 @pytest.fixture(params=[SocketBrokerClient, InvokeBrokerClient], ids=["socket", "invoke"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(broker_service, "_SYNC_FLUSH_SECONDS", 30.0)
+    monkeypatch.setattr(group_commit, "_SYNC_FLUSH_SECONDS", 30.0)
     loop, disk = EventLoopThread("door"), HangingDisk()
     with replaced(disk):
         made = Bench(loop, disk, start_broker(loop, tmp_path / "s"), request.param)
@@ -205,7 +206,7 @@ def test_single_message_reaches_parked_fetch_after_flush(bench: Bench) -> None:
 
 
 def test_slow_flush_returns_timeout_and_message_appears_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
+    monkeypatch.setattr(bench.broker.acks._commits, "_timeout_seconds", 0.05)
     parked = bench.begin(fetch(1, 20.0))
     poll_until(lambda: len(bench.broker.polls) == 1)
     sent, _ = bench.hang_with(b"1")
@@ -284,7 +285,7 @@ def test_failure_before_append_raises_store_failed(bench: Bench, monkeypatch: py
 
 def test_send_back_without_flush_raises_write_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its consumer would commit the original, and the copy may be lost."""
-    monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
+    monkeypatch.setattr(bench.broker.acks._commits, "_timeout_seconds", 0.05)
     (part,) = fetch_commands.read_fetched(bench.ask(fetch(0)))
     (place,) = bench.broker.store.entries("t", 0, 0, 1)[0].tolist()
     assert len(part.sizes) == 1

@@ -10,7 +10,7 @@ import random
 from typing import Final, Protocol
 
 from raymq.actors.broker.replica.replica_stream import ReplicaStream
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFileCache
 from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
 from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, StreamExtent
 from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.hosted_service import HostedService
 from raymq.actors.protocol import BrokerSpec
@@ -26,6 +26,7 @@ from raymq.storage.log.retention import DiskUsage
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.full_disk import FullDisk, fill
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -50,11 +51,11 @@ def loop() -> Iterator[EventLoopThread]:
     made.stop()
 
 
-def start_broker(loop: EventLoopThread, directory: Path) -> BrokerService:
-    return loop.run(BrokerService.start(BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE), "n"))
+def start_broker(loop: EventLoopThread, directory: Path) -> LeaderService:
+    return loop.run(start_leader(BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE), "n"))
 
 
-def append_messages(loop: EventLoopThread, broker: BrokerService, *bodies: bytes, **fields: object) -> None:
+def append_messages(loop: EventLoopThread, broker: LeaderService, *bodies: bytes, **fields: object) -> None:
     records, sizes = encoded(*(Message("t", body, keys=["k"], **fields) for body in bodies))  # type: ignore[arg-type]
 
     async def store() -> None:
@@ -63,7 +64,7 @@ def append_messages(loop: EventLoopThread, broker: BrokerService, *bodies: bytes
     loop.run(store())
 
 
-def read_bodies(loop: EventLoopThread, broker: BrokerService) -> list[bytes]:
+def read_bodies(loop: EventLoopThread, broker: LeaderService) -> list[bytes]:
     async def read() -> list[bytes]:
         with broker.store.read("t", 0, 0, 10_000) as lease:
             return [record.body for record in lease.messages()]
@@ -71,7 +72,7 @@ def read_bodies(loop: EventLoopThread, broker: BrokerService) -> list[bytes]:
     return loop.run(read())
 
 
-def stop_broker(loop: EventLoopThread, broker: BrokerService) -> None:
+def stop_broker(loop: EventLoopThread, broker: LeaderService) -> None:
     with contextlib.suppress(StoreError):  # without space for a proper stop the next start recovers
         loop.run(broker.stop())
 
@@ -171,7 +172,7 @@ def test_broker_retries_start_until_disk_space_is_free(killed_broker: Path, tmp_
     own = EventLoopThread("full")
     spec = BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE)
     with replaced(disk):
-        hosted = HostedService("b", own, lambda: BrokerService.start(spec, "n"))
+        hosted = HostedService("b", own, lambda: start_leader(spec, "n"))
         try:
             if kib < 12:
                 with pytest.raises(StoreFull) as caught:

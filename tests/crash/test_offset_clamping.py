@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.staged_commits import StagedCommits
@@ -322,7 +323,7 @@ def test_next_attempt_ends_commit_with_unsynced_end(tmp_path: Path) -> None:
         stage(core, range(10, 15), range(15, 20))
 
         async def commit() -> None:
-            commits = StagedCommits(core, None)
+            commits = StagedCommits(core, LocalAcks(core.store))
             with pytest.raises(StoreBusy):
                 await commits.commit("tx", {"p": 10})
             send(core, 20)
@@ -343,7 +344,7 @@ def test_commit_with_unsynced_begin_hides_new_messages(tmp_path: Path) -> None:
         send(core, 0)
 
         async def commit() -> None:
-            commits = StagedCommits(core, None)
+            commits = StagedCommits(core, LocalAcks(core.store))
             with pytest.raises(StoreBusy):
                 await commits.commit("tx", {"p": 10})
             send(core, 20)

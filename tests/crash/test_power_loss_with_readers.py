@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, SendStatus
@@ -35,6 +34,7 @@ from raymq.storage.store import Store
 from tests.broker_crash import disconnect_broker
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedBelow, UnsyncedCalls
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.store_records import append, make_record
 
@@ -74,7 +74,7 @@ class Machine:
         names_at = (self.name_server.address,)
         store = {**STORE, "flush": self.flush}
         spec = BrokerSpec("broker-a", "test", str(self.directory), "127.0.0.1", names_at, store=store)
-        self.broker = self.loop.run(BrokerService.start(spec, "node"))
+        self.broker = self.loop.run(start_leader(spec, "node"))
 
     def lose_power(self, random_: random.Random, luck: float) -> Path:
         """Lose power; return the directory as the next boot finds it."""

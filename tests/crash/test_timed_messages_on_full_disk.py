@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.core.broker_settings import broker_settings
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec
 from raymq.client import Message
@@ -19,6 +19,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.full_disk import FullDisk
+from tests.leading import start_leader
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -39,8 +40,8 @@ STORE = {
 }
 
 
-def start_broker(loop: EventLoopThread, directory: Path) -> BrokerService:
-    return loop.run(BrokerService.start(BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE), "n"))
+def start_broker(loop: EventLoopThread, directory: Path) -> LeaderService:
+    return loop.run(start_leader(BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE), "n"))
 
 
 class KilledBroker:
@@ -82,7 +83,7 @@ class KilledBroker:
         return left
 
 
-def first_waiting_position(broker: BrokerService) -> int | None:
+def first_waiting_position(broker: LeaderService) -> int | None:
     """Return the log position of the first waiting message."""
     found = broker.core.schedule.first_log_position()
     waiting, _ = broker.core.timers.log.waiting((0, -(1 << 63)), 1 << 62, 1_000)

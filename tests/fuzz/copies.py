@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFileCache
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.journal.replication_backlog import ReplicationBacklog

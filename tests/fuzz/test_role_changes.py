@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replica import replica_stream
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFileCache
 from raymq.actors.errors import ProtocolError
 from raymq.storage import checkpointer, emergency_cleaner, store_parts
 from raymq.storage.delay_levels import SCHEDULE_TOPIC

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import RayMQError
@@ -128,7 +129,11 @@ class StagedCommitsFuzz:
     def _commit(self, transaction: Transaction) -> None:
         self.log.append(transaction.name)
         transaction.progress = Progress.COMMITTING
-        asyncio.run(StagedCommits(self._bench.core, None).commit(transaction.name, transaction.parts))
+        asyncio.run(
+            StagedCommits(self._bench.core, LocalAcks(self._bench.core.store)).commit(
+                transaction.name, transaction.parts
+            )
+        )
         transaction.progress = Progress.COMMITTED
 
     def commit_some(self) -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
 from tests.broker_crash import crash_broker
+from tests.leading import start_leader
 
 if TYPE_CHECKING:
     from tests.integration.shared_spark import SharedSpark
@@ -39,7 +40,7 @@ class Services:
     transaction_check_every: float = 30.0
     transaction_check_max: int = 15
     loop: EventLoopThread = field(default_factory=lambda: EventLoopThread("services"))
-    brokers: dict[str, BrokerService] = field(default_factory=dict)
+    brokers: dict[str, LeaderService] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -72,7 +73,7 @@ class Services:
                 "transaction_check_max": self.transaction_check_max,
             },
         )
-        self.brokers[name] = self.loop.run(BrokerService.start(spec, "node"))
+        self.brokers[name] = self.loop.run(start_leader(spec, "node"))
 
     def stop_broker(self, name: str) -> None:
         self.loop.run(self.brokers.pop(name).stop())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
@@ -21,6 +21,7 @@ from raymq.client import Admin, Connection, Message, MessageQueue, Producer, Pul
 from raymq.client.errors import BrokerUnavailable
 from tests.certificates import certificates
 from tests.integration.conftest import Services
+from tests.leading import start_leader
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -199,7 +200,7 @@ def test_single_send_needs_no_event_loop_and_fails_over(mq: Connection, admin: A
 
 
 @pytest.fixture
-def two_name_servers(tmp_path: Path) -> Iterator[tuple[EventLoopThread, list[NameServerService], BrokerService]]:
+def two_name_servers(tmp_path: Path) -> Iterator[tuple[EventLoopThread, list[NameServerService], LeaderService]]:
     loop = EventLoopThread("services")
     servers = [loop.run(NameServerService.start(NameServerSpec(n, str(tmp_path), "127.0.0.1", 0))) for n in range(2)]
     spec = BrokerSpec(
@@ -210,7 +211,7 @@ def two_name_servers(tmp_path: Path) -> Iterator[tuple[EventLoopThread, list[Nam
         name_servers=tuple(server.address for server in servers),
         store={"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000},
     )
-    broker = loop.run(BrokerService.start(spec, "node"))
+    broker = loop.run(start_leader(spec, "node"))
     yield loop, servers, broker
     loop.run(broker.stop())
     for server in servers:
@@ -219,7 +220,7 @@ def two_name_servers(tmp_path: Path) -> Iterator[tuple[EventLoopThread, list[Nam
 
 
 def test_sends_survive_death_of_one_name_server(
-    two_name_servers: tuple[EventLoopThread, list[NameServerService], BrokerService],
+    two_name_servers: tuple[EventLoopThread, list[NameServerService], LeaderService],
 ) -> None:
     loop, servers, _ = two_name_servers
     with Connection([server.address for server in servers]) as mq:
@@ -239,7 +240,7 @@ def test_sends_survive_death_of_one_name_server(
 
 
 def test_hanging_name_server_delays_only_first_request(
-    two_name_servers: tuple[EventLoopThread, list[NameServerService], BrokerService],
+    two_name_servers: tuple[EventLoopThread, list[NameServerService], LeaderService],
 ) -> None:
     _, servers, _ = two_name_servers
     with Connection([servers[0].address, servers[1].address]) as mq:
@@ -309,7 +310,7 @@ def test_tls_cluster_serves_tls_clients_only(tmp_path: Path) -> None:
     spec = BrokerSpec(
         "broker-a", "test", str(tmp_path / "broker-a"), "127.0.0.1", (server.address,), store=store, tls=own
     )
-    broker = loop.run(BrokerService.start(spec, "node"))
+    broker = loop.run(start_leader(spec, "node"))
     with Connection([server.address], tls=client) as mq:
         Admin(mq).create_topic("t", queues=1)
         seen: list[bytes] = []

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import NotStored, ServerBusy
 from raymq.actors.names.route_table import RouteTable
 from raymq.actors.names.service import NameServerService
@@ -28,6 +27,7 @@ from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.cluster.replica_placement import name_server_ports
 from tests.integration.conftest import Services
 from tests.integration.foreign_client import ForeignClient
+from tests.leading import start_leader
 from tests.polling import poll_until
 
 
@@ -91,7 +91,7 @@ class NameServerPair:
         self.servers: dict[int, NameServerService] = {}
         addresses = tuple(self.start(index) for index in (1, 2))
         spec = BrokerSpec("broker-x", "test", f"{directory}/x", "127.0.0.1", addresses)
-        self.broker = self._run(BrokerService.start(spec, "node"))
+        self.broker = self._run(start_leader(spec, "node"))
         self.mq = Connection(addresses)
 
     def start(self, index: int) -> str:

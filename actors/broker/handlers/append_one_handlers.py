@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol
 
-from raymq.actors.broker.context import BrokerContext, ReplicaAcks
+from raymq.actors.broker.acks import ReplicaAcks
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending.append_scope import AppendScope
 from raymq.actors.broker.handlers.broker_command import Commands, appends
 from raymq.actors.protocol import SendStatus
@@ -43,7 +44,8 @@ class _AppendOne(InlineHandler):
         self._append = append
         self._core = context.core
         #: Whether a record may be delivered, and its sender answered, while it is being stored.
-        self._prompt = context.durable is None and context.core.store.confirmed.is_immediate
+        self._prompt = context.acks.is_immediate
+        self._replica_acks = context.acks.inline
         self._read_barrier = context.core.store.read_barrier
         self._statistics = context.statistics
 
@@ -65,8 +67,7 @@ class _AppendOne(InlineHandler):
         if self._read_barrier.is_active:
             return False
         if not self._prompt:
-            replica_acks = self._context.replica_acks()
-            return replica_acks is not None and self._copied(body, replica_acks)
+            return self._replica_acks is not None and self._copied(body, self._replica_acks)
         core, polls, size = self._core, self._context.polls, len(body)
 
         def stored(queue_offset: int, physical_offset: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from raymq.actors.broker.replica.replica_process import ReplicaProcess
+from raymq.actors.broker.replica.replica_status import ReplicaState
 from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.wire.commands.replication_commands import read_replica_status, replica_status_command
@@ -23,7 +23,7 @@ _ASK_SECONDS: Final = 1.0
 class FollowerTasks:
     """The periodic tasks of one replica. Used on the broker's loop."""
 
-    def __init__(self, member: ReplicaProcess, pool: ConnectionPool, roles: asyncio.Lock) -> None:
+    def __init__(self, member: ReplicaState, pool: ConnectionPool, roles: asyncio.Lock) -> None:
         """Create the tasks; `roles` is the lock held while the role changes."""
         self._member = member
         self._pool = pool
@@ -32,7 +32,7 @@ class FollowerTasks:
     async def sync(self) -> None:
         """Bring changed state to disk."""
         stream = self._member.stream
-        if stream is not None:
+        if stream is not None and not self._member.role.is_leading:
             await asyncio.to_thread(stream.store.sync_state)
 
     async def index_timers(self) -> float | None:

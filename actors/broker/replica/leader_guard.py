@@ -1,6 +1,6 @@
 """Guard a master's commands: refuse them without a lease, answer them when safe.
 
-An append answers by itself when its data are safe (`BrokerContext.durable`). Other changes, such as commits of offsets
+An append answers by itself when its data are safe (`ReplicatedAcks`). Other changes, such as commits of offsets
 and settings of topics, are answered once the group has them as safely as its policy promises. Reads of messages do not
 wait: they see only confirmed messages. Reads of the state beside the log may see changes that may still be lost, so
 answers on which other brokers act wait like a change. A parked read returns messages only if the broker is still
@@ -9,25 +9,71 @@ master.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
+from raymq.actors.broker.acks import ReplicaAcks
+from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.broker.handlers.broker_command import BrokerCommand, CommandKind, Commands
 from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.broker.replication.ack_rule import NOT_MASTER
-from raymq.actors.errors import BrokerUnavailable, WriteUnknown
+from raymq.actors.errors import BrokerUnavailable, StoreFollows, WriteUnknown
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
+from raymq.storage.store import Store
 
+#: How long a leader that steps down waits until running requests are answered: the next leader waits for it.
+_DRAIN_SECONDS: Final = 0.5
 _SUCCESSES: Final = frozenset({ResponseCode.SUCCESS})
 
 
-def guarded_handlers(commands: Commands, leadership: Leadership) -> dict[int, Handler]:
-    """Return the commands' handlers, guarded by the leadership according to their kinds."""
-    return {code: _guarded(command, leadership) for code, command in commands.items()}
+class ReplicatedAcks:
+    """The `Acks` of a group with replicas: the leadership of one epoch decides."""
+
+    is_immediate = False
+    drain_seconds = _DRAIN_SECONDS
+
+    def __init__(self, leadership: Leadership, replication_address: str, handlers: Mapping[int, Handler]) -> None:
+        """Create it once the leadership has its store; `handlers` are those that a broker has in every role."""
+        self._leadership = leadership
+        self._handlers = handlers
+        self.epoch = leadership.epoch
+        self.replication_address = replication_address
+        self.inline: ReplicaAcks | None = leadership if leadership.acks_without_flush else None
+
+    def start(self, wake: Callable[[Sequence[QueueKey]], None]) -> Callable[[Sequence[QueueKey]], None]:
+        """Begin to ship the stream; return the listener of appends."""
+        return self._leadership.start_replication(wake)
+
+    def durable(self) -> Awaitable[SendStatus] | None:
+        """Return the wait of `Leadership.durable`."""
+        return self._leadership.durable()
+
+    def answer(self, make: Callable[[SendStatus], Command]) -> Command | asyncio.Future[Command]:
+        """Return the answer of the append just made; see `Acks`."""
+        if self.inline is not None:
+            return self.inline.answer(make)  # no other wait lies between the acknowledgement and the answer
+        return asyncio.ensure_future(self._flushed(make))
+
+    async def _flushed(self, make: Callable[[SendStatus], Command]) -> Command:
+        return make(await self._leadership.settled_append())
+
+    def guarded(self, commands: Commands) -> Mapping[int, Handler]:
+        """Return the handlers of all commands, guarded by the leadership according to their kinds."""
+        guarded = {code: _guarded(command, self._leadership) for code, command in commands.items()}
+        return {**guarded, **self._handlers}
+
+    async def close(self, store: Store) -> None:
+        """Give in-sync replicas a moment to get everything, and close the store."""
+        try:
+            await self._leadership.finish()
+        finally:
+            self._leadership.detach_store()
+            await asyncio.to_thread(store.close)
 
 
 def _guarded(command: BrokerCommand, leadership: Leadership) -> Handler:
@@ -127,3 +173,19 @@ _GUARDS: Final[Mapping[CommandKind, Callable[[Handler, Leadership], Handler]]] =
     CommandKind.CHANGES: _change,
     CommandKind.ADMINISTRATES: _read,
 }
+
+
+def not_master_handlers(name: str, why: Callable[[], str]) -> dict[int, Handler]:
+    """Return the handlers of a broker that does not lead: they refuse every request.
+
+    The error states that nothing was done; the client then looks for the master. `why` returns an additional reason.
+
+    Pulls are refused by an error, too. RocketMQ's replicas answer them with "retry immediately" and with their own
+    bounds: a client would retry without a pause, and might conclude that its queue has become shorter.
+    """
+
+    def refuse(_: ServerConnection, request: Command) -> Command:
+        request.body = b""
+        raise StoreFollows(f"{name}: this broker is not the master now: {why()}")
+
+    return dict.fromkeys(RequestCode, refuse)

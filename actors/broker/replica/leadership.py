@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from raymq.actors.broker.core.reading.arrival_notifier import ArrivalNotifier
+from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.broker.group_commit import GroupCommit
 from raymq.actors.broker.replica.pending_acks import PendingAcks
 from raymq.actors.broker.replica.replication_server import ReplicationServer
 from raymq.actors.broker.replication.ack_rule import AckRule
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.in_sync_set import InSyncSet
 from raymq.actors.broker.replication.reconciliation import StreamExtent
@@ -26,7 +27,6 @@ from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 from raymq.actors.keeper.master_lease import RENEWAL_SECONDS, MasterLease
 from raymq.actors.keeper.register import Register
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.frame import Command
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
 from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps
@@ -184,18 +184,17 @@ class Leadership:
 
     # -- around the broker's service
 
-    async def begin(self) -> bool:
-        """Acquire the lease and keep it renewed; return True if it was acquired.
+    async def begin(self) -> None:
+        """Acquire the lease, however long it takes, and keep it renewed.
 
-        The first request is repeated a few times.
+        Raise StoreFollows if the leadership ends meanwhile.
         """
-        for _ in range(10):
+        while not self.lease.holds:
             await self._renew()
-            if self.lease.holds or self.has_ended:
-                break
-            await asyncio.sleep(_AGAIN_SECONDS)
+            self.check_not_ended()
+            if not self.lease.holds:
+                await asyncio.sleep(_AGAIN_SECONDS)
         self._tasks.append(self._loop.create_task(self._keep_lease()))
-        return self.lease.holds
 
     def hold(self, store: Store) -> None:
         """Limit the reads of the store to confirmed messages, and record what readers have lost.
@@ -211,29 +210,23 @@ class Leadership:
         if self._has_loss:
             store.record_truncation(self._begin.offset)
 
-    def start_replication(self, tell: Callable[..., None], commits: GroupCommit) -> ArrivalNotifier:
-        """Start to ship the stream; return the notifier to call after appends.
+    def start_replication(self, wake: Callable[[Sequence[QueueKey]], None]) -> Callable[[Sequence[QueueKey]], None]:
+        """Start to ship the stream; return the listener of appends.
 
-        Args:
-            tell: wakes requests parked on queues.
-            commits: brings the log to disk.
+        `wake` wakes the requests parked on queues once their messages may be read.
         """
         assert self._store is not None
-        self._commits = commits
+        self._commits = GroupCommit.of_log(self._store)
         self._state_commits = GroupCommit(self._store.sync_state)
-        self._arrivals = ArrivalNotifier(self._store, tell, self._appended)
-        commits.on_flushed = self.advance
+        self._arrivals = ArrivalNotifier(self._store, wake, self._appended)
+        self._commits.on_flushed = self.advance
         self._tasks.append(self._loop.create_task(self._look_after()))
         self.advance()
-        return self._arrivals
+        return self._arrivals.appended
 
-    @property
-    def durable(self) -> Callable[[], Awaitable[SendStatus]] | None:
-        """Return the wait as of `BrokerContext.durable`.
-
-        None: appended data are as safe as is promised, or `answer` waits for it.
-        """
-        return self._durable if self.is_sync or self._flushes else None
+    def durable(self) -> Awaitable[SendStatus] | None:
+        """Return the wait of `Acks.durable`, or None if appended data are as safe as is promised."""
+        return self.settled_append() if self.is_sync or self._flushes else None
 
     async def settled(self, end: StreamPosition) -> SendStatus:
         """Return the status of a change that ends at `end`, once it is known."""
@@ -296,11 +289,8 @@ class Leadership:
             self._changed_here()
         return self._pending_acks.when(end, make)
 
-    def shield_answer(self, answering: Awaitable[Command]) -> asyncio.Future[Command]:
-        """Return a future that continues if the client's connection is lost meanwhile."""
-        return asyncio.shield(asyncio.ensure_future(answering))
-
-    async def _durable(self) -> SendStatus:
+    async def settled_append(self) -> SendStatus:
+        """Return the status of all appends so far, once it is known."""
         end = self.end
         self._changed_here()
         if self._flushes and self._commits is not None:

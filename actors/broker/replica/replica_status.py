@@ -1,23 +1,34 @@
-"""Report the status of a broker of a group, as replica or master.
+"""Hold the state of a broker of a group, and report it in every role.
 
 Coordinators, operators and RocketMQ's tools request it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from raymq.actors.broker.core.broker_runtime_info import VERSION, VERSION_NAME
+from raymq.actors.broker.leader_service import LeaderService
+from raymq.actors.broker.replica.broker_sockets import BrokerSockets
 from raymq.actors.broker.replica.leadership import Leadership
-from raymq.actors.broker.replica.replica_process import ReplicaProcess
+from raymq.actors.broker.replica.replica_connection import ReplicaConnection
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.frame_bodies import Hello
+from raymq.actors.broker.replication.reconciliation import StreamExtent
+from raymq.actors.broker.replication.replica_claims import make_nonce
+from raymq.actors.broker.replication.replica_role import ReplicaRole, Role
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
-from raymq.actors.protocol import BrokerInfo, Corruption
+from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.keeper_messages import Registered
+from raymq.actors.protocol import BrokerInfo, BrokerSpec, Corruption
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.admin_commands import status_answer
@@ -33,10 +44,92 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.protocol_version import HELLO_FORMAT_VERSION
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage import directory_format
+from raymq.storage.clock import boottime
+from raymq.storage.files.directory_lock import ProcessLock
 from raymq.storage.version import VERSION as RELEASE
 
+#: A replica that has not read the register for this long could not keep a lease.
+_REACHES_SECONDS: Final = 1.0
+#: The state of a broker in STATUS; "running" in the other roles.
+_STATES: Final = {Role.PROMOTING: "opening", Role.REFUSED: "refused"}
+#: The roles in REPLICA_STATUS; "replica" and "master" are the others.
+_ROLE_NAMES: Final = {**_STATES, Role.CANDIDATE: "starting"}
 
-def handlers(member: ReplicaProcess, seals: Callable[[int], Awaitable[FenceReply]]) -> dict[int, Handler]:
+
+class ReplicaState:
+    """The state of one broker process of a group, in every role; belongs to its event loop.
+
+    Attributes:
+        address, replication_address: where clients and where replicas connect, in every role.
+        nonce: that of this process.
+        lock: kept until the service or the process has ended.
+        metadata: the persistent metadata of the directory.
+        stream: open for following, while the broker is not master.
+        leadership, leader: set while it is master, the leader's service only once it serves.
+        connection: its connection to its master.
+        role: decides what the broker does in its group.
+        registered: the register's last value; None: the claim is not made yet.
+        read_at: when the register was read, by `boottime`.
+        last_extent: the extent to report while the store is closed.
+    """
+
+    def __init__(
+        self,
+        spec: BrokerSpec,
+        node_id: str,
+        sockets: BrokerSockets,
+        metadata: ReplicaFile,
+        stream: ReplicaStream,
+        lock: ProcessLock,
+    ) -> None:
+        self.spec = spec
+        self.cluster, self.name, self.number = spec.cluster, spec.name, spec.replica + 1
+        self.node_id = node_id
+        self.address = f"{spec.host}:{sockets.port}"
+        self.replication_address = f"{spec.host}:{sockets.replication_port}"
+        self.nonce = make_nonce(secrets.token_hex(16), lock.place)
+        self.lock = lock
+        self.metadata = metadata
+        self.stream: ReplicaStream | None = stream
+        self.leadership: Leadership | None = None
+        self.leader: LeaderService | None = None
+        self.connection: ReplicaConnection | None = None
+        self.registered: Registered | None = None
+        self.read_at = -1e9
+        self.last_extent = stream.extent
+        self.role = ReplicaRole(self.number, self.nonce, metadata.now.fenced, asyncio.get_running_loop().time)
+
+    @property
+    def state(self) -> GroupState | None:
+        """Return the register's value, as far as it is known."""
+        if self.leadership is not None:
+            return self.leadership.state
+        value = None if self.registered is None else self.registered.value
+        return value if isinstance(value, GroupState) else None
+
+    @property
+    def extent(self) -> StreamExtent:
+        """Return which part of the stream this broker has."""
+        if self.leadership is not None:
+            return self.leadership.extent
+        return self.last_extent if self.stream is None else self.stream.extent
+
+    @property
+    def reaches_keepers(self) -> bool:
+        """Return True if this process could keep a lease."""
+        holds = self.leadership is not None and self.leadership.lease.holds
+        return holds or boottime() - self.read_at < _REACHES_SECONDS
+
+    @property
+    def is_healthy(self) -> bool:
+        """Return True if the disk takes writes and the broker may become master."""
+        if self.leader is not None:
+            return self.leader.store.is_healthy
+        stream = self.stream
+        return stream is not None and stream.store.is_healthy
+
+
+def handlers(member: ReplicaState, seals: Callable[[int], Awaitable[FenceReply]]) -> dict[int, Handler]:
     """Return the handlers that a broker of a group has in every role.
 
     `seals` fences the broker to an epoch.
@@ -66,7 +159,7 @@ def handlers(member: ReplicaProcess, seals: Callable[[int], Awaitable[FenceReply
     }
 
 
-def replica_handlers(member: ReplicaProcess) -> dict[int, Handler]:
+def replica_handlers(member: ReplicaState) -> dict[int, Handler]:
     """Return the additional handlers of a broker that is not master."""
 
     def runtime(_: ServerConnection, request: Command) -> Command:
@@ -75,7 +168,7 @@ def replica_handlers(member: ReplicaProcess) -> dict[int, Handler]:
     return {RequestCode.GET_BROKER_RUNTIME_INFO: runtime}
 
 
-def _figures(member: ReplicaProcess) -> dict[str, str]:
+def _figures(member: ReplicaState) -> dict[str, str]:
     """Return the figures that RocketMQ's tools show in a list of brokers.
 
     A replica neither receives nor serves messages.
@@ -108,16 +201,14 @@ def lags(leadership: Leadership) -> dict[int, ReplicaLag]:
     }
 
 
-def replica_status(member: ReplicaProcess) -> ReplicaStatus:
+def replica_status(member: ReplicaState) -> ReplicaStatus:
     """Return the answer to REPLICA_STATUS."""
     leadership, state, extent, metadata = member.leadership, member.state, member.extent, member.metadata.now
-    role = "replica" if member.is_claimed else "starting"
-    if leadership is not None:
-        role = "opening" if _is_opening(member) else "master"
-    serves = leadership is not None and leadership.serves and member.service is not None and member.is_healthy
+    connection = member.connection
+    serves = leadership is not None and leadership.serves and member.leader is not None and member.is_healthy
     return ReplicaStatus(
         replica=member.number,
-        role="refused" if member.refused else role,
+        role=_ROLE_NAMES.get(member.role.role, "replica" if leadership is None else "master"),
         identity=metadata.identity,
         nonce=member.nonce,
         pid=os.getpid(),
@@ -134,13 +225,13 @@ def replica_status(member: ReplicaProcess) -> ReplicaStatus:
         in_sync=_in_sync(member),
         set_epoch=0 if state is None else state.set_epoch,
         reaches_keepers=member.reaches_keepers,
-        trouble=member.refused or member.trouble or ("" if member.connection is None else member.connection.trouble),
+        trouble=member.role.refusal or member.role.trouble or ("" if connection is None else connection.trouble),
         lags={} if leadership is None else lags(leadership),
-        file_bytes=0 if member.service is None else member.service.store.config.commitlog_file_bytes,
+        file_bytes=0 if member.leader is None else member.leader.store.config.commitlog_file_bytes,
     )
 
 
-def hello(member: ReplicaProcess, version: int) -> Hello:
+def hello(member: ReplicaState, version: int) -> Hello:
     """Return the HELLO to its master, for the master's version of RayMQ's protocol."""
     extent, identity = member.extent, member.metadata.now.identity
     message = Hello(member.cluster, member.name, member.number, identity, member.nonce, extent.begin, extent.epochs)
@@ -149,7 +240,7 @@ def hello(member: ReplicaProcess, version: int) -> Hello:
     return replace(message, known_format=directory_format.CURRENT_FORMAT, release=RELEASE)
 
 
-def fenced(member: ReplicaProcess, epoch: int, *, healthy: bool) -> FenceReply:
+def fenced(member: ReplicaState, epoch: int, *, healthy: bool) -> FenceReply:
     """Return the answer to SEAL, after the broker was fenced to that epoch."""
     extent, metadata = member.extent, member.metadata.now
     return FenceReply(
@@ -166,11 +257,11 @@ def fenced(member: ReplicaProcess, epoch: int, *, healthy: bool) -> FenceReply:
     )
 
 
-def broker_info(member: ReplicaProcess) -> BrokerInfo:
+def broker_info(member: ReplicaState) -> BrokerInfo:
     """Return the answer to STATUS, for clients."""
     leadership, state, end = member.leadership, member.state, member.extent.end.offset
-    if member.service is not None:
-        info = member.service.status()
+    if member.leader is not None:
+        info = member.leader.status()
     else:
         usage = shutil.disk_usage(member.spec.directory)
         found = () if member.stream is None else member.stream.store.recovery.corruption
@@ -178,7 +269,7 @@ def broker_info(member: ReplicaProcess) -> BrokerInfo:
             name=member.name,
             replica=member.spec.replica,
             role="replica",
-            state="refused" if member.refused else "opening" if _is_opening(member) else "running",
+            state=_STATES.get(member.role.role, "running"),
             epoch=0 if state is None else state.epoch,
             address=member.address,
             pid=os.getpid(),
@@ -200,24 +291,19 @@ def broker_info(member: ReplicaProcess) -> BrokerInfo:
     )
 
 
-def _is_opening(member: ReplicaProcess) -> bool:
-    """Return True if the broker is master and its store is being opened."""
-    return member.leadership is not None and member.service is None and not member.leadership.has_ended
-
-
-def _in_sync(member: ReplicaProcess) -> tuple[int, ...]:
+def _in_sync(member: ReplicaState) -> tuple[int, ...]:
     if member.leadership is not None:
         return tuple(sorted(member.leadership.in_sync.members))
     return () if member.state is None else tuple(sorted(member.state.in_sync))
 
 
-def _confirmed(member: ReplicaProcess) -> StreamPosition:
+def _confirmed(member: ReplicaState) -> StreamPosition:
     if member.leadership is not None:
         return member.leadership.in_sync.confirmed
     return BEGIN if member.stream is None else member.stream.confirmed
 
 
-def _ha_status(member: ReplicaProcess) -> Mapping[str, Any]:
+def _ha_status(member: ReplicaState) -> Mapping[str, Any]:
     """Return RocketMQ's HARuntimeInfo.
 
     Its transfer speeds are 0, because they are not measured.
@@ -268,7 +354,7 @@ def _ha_status(member: ReplicaProcess) -> Mapping[str, Any]:
     }
 
 
-def _epoch_cache(member: ReplicaProcess) -> Mapping[str, Any]:
+def _epoch_cache(member: ReplicaState) -> Mapping[str, Any]:
     """Return RocketMQ's EpochEntryCache."""
     entries, end = list(member.extent.epochs), member.extent.end
     ends = [entry.start.offset for entry in entries[1:]] + [end.offset]

@@ -16,8 +16,7 @@ from typing import Self
 from raymq.actors.broker.core.delay.replica_timers import ReplicaTimers
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replication.election import first_entry
-from raymq.actors.broker.replication.epoch_file import EpochFile
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFile, EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.reconciliation import StreamExtent
 from raymq.actors.broker.replication.replication_frames import Buffer

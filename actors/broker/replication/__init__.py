@@ -6,10 +6,10 @@ epochs: the callers around them carry out what the classes decide.
 What is in it, in the order to read it:
     stream_position: how far a broker is in the stream.
     epoch_map: which part of the stream was made in which epoch. epoch_file: the epochs on disk, in RocketMQ's format.
-    epoch_file_cache: map and file of an open broker.
     reconciliation: the three answers to a replica that connects.
     in_sync_set: which replicas must have a message before it is confirmed. ack_rule: when it may be acknowledged.
-    replica_claims: a broker's start in the register. election: which replica becomes master.
+    replica_claims: a broker's start in the register. election: which replica becomes master. replica_role: which role
+    a broker has, and when it steps down.
     replication_frames: the connection's frames. frame_bodies: the encoding of their bodies.
     replication_sender: the master's side of a connection. replication_receiver: the replica's side.
 

@@ -121,7 +121,7 @@ class ServerSpawner:
 def main(requests: socket.socket, clock: SetClock) -> None:
     """Start requested servers, and report ended ones."""
     serving = importlib.import_module("tests.chaos.failover.serving")
-    importlib.import_module("raymq.actors.broker.warm_up").warm_up()
+    importlib.import_module("raymq.actors.broker.service").warm_up()
     assert threading.active_count() == 1, "a thread does not come along with a fork"
     gc.freeze()
     requests.settimeout(0.02)

@@ -20,7 +20,6 @@ import sys
 import threading
 from typing import Any
 
-from raymq.actors.broker.replica.service import ReplicaService
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.coordinator.service import CoordinatorService
 from raymq.actors.gc_tuning import tune_gc
@@ -42,7 +41,7 @@ async def start_server(what: str, spec: dict[str, Any]) -> Any:
     if what == "coordinator":
         return await CoordinatorService.start(CoordinatorSpec(**{**spec, "groups": tuple(spec["groups"])}))
     made = BrokerSpec(**{**spec, "name_servers": tuple(spec["name_servers"])})
-    return await (ReplicaService if made.replicas > 1 else BrokerService).start(made, "node")
+    return await BrokerService.start(made, "node")
 
 
 def say(**fields: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.broker.leader_service import LeaderService
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
@@ -106,15 +107,15 @@ def test_broker_starts_with_invalid_name_server_address(tmp_path: Path, name_ser
 
 def test_start_failing_after_listen_releases_its_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", ())
-    announce, failed = BrokerService.announce, []
+    announce, failed = LeaderService.announce, []
 
-    async def announcing(service: BrokerService) -> None:
+    async def announcing(service: LeaderService) -> None:
         if not failed:
             failed.append(service)
             raise RuntimeError("nobody expected that")
         await announce(service)
 
-    monkeypatch.setattr(BrokerService, "announce", announcing)
+    monkeypatch.setattr(LeaderService, "announce", announcing)
     hosted = HostedService("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
     broker = hosted.wait(30.0, 10.0)
     [before] = failed

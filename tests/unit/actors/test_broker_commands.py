@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.handlers.broker_command import BrokerCommand, CommandKind, Commands
 from raymq.actors.broker.handlers.handler_registry import all_commands
@@ -23,6 +24,7 @@ READING = {RequestCode.DELETED_DEAD_LETTERS}
 def commands(bench: Bench) -> Commands:
     fields = dict.fromkeys(BrokerContext.__dataclass_fields__, cast("Any", None)) | {
         "core": bench.core,
+        "acks": LocalAcks(bench.core.store),
         "in_order": OrderedHandlers(),
     }
     return all_commands(BrokerContext(**fields))

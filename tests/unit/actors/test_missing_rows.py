@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.core.writes.transaction_coordinator import TransactionCoordinator
 from raymq.actors.broker.in_doubt_resolver import InDoubtResolver
 from raymq.actors.broker.staged_commits import CommitResult, StagedCommits
@@ -40,7 +41,7 @@ def stage(bench: Bench, number: int, rows: list[bytes]) -> None:
 
 
 def commit(bench: Bench, rows: int) -> CommitResult:
-    return asyncio.run(StagedCommits(bench.core, None).commit("write", {"p": rows}))
+    return asyncio.run(StagedCommits(bench.core, LocalAcks(bench.core.store)).commit("write", {"p": rows}))
 
 
 def lose(bench: Bench, number: int) -> None:
@@ -172,7 +173,7 @@ def test_coordinator_records_missing_rows(tmp_path: Path) -> None:
 
         return answer()
 
-    asyncio.run(InDoubtResolver(bench.core, StagedCommits(bench.core, None), ask).turn())
+    asyncio.run(InDoubtResolver(bench.core, StagedCommits(bench.core, LocalAcks(bench.core.store)), ask).turn())
     [done] = [command for command in reported if command.fields.get("transactions")]
     [[name, rows, reason]] = done.fields["missing"]
     assert (name, rows) == ("write", 5)

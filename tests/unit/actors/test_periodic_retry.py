@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker import service as broker_service
+from raymq.actors.broker import periodic_tasks
 from raymq.actors.broker.core.periodic_retry import MAX_BACKOFF_SECONDS, PeriodicTaskRetry, PerKeyRetry
 from raymq.client import Message
 from raymq.storage.errors import StoreFailed, StoreFull
@@ -69,8 +69,8 @@ async def test_duty_on_full_disk_logs_rarely(caplog: pytest.LogCaptureFixture) -
             enough.set()
         raise StoreFull("the disk is 99% full")
 
-    with caplog.at_level(logging.WARNING, "raymq.actors.broker.service"):
-        duty = asyncio.ensure_future(broker_service.run_periodically("rescue", 0.001, rescue))
+    with caplog.at_level(logging.WARNING, "raymq.actors.broker.periodic_tasks"):
+        duty = asyncio.ensure_future(periodic_tasks.run_periodically("rescue", 0.001, rescue))
         await asyncio.wait_for(enough.wait(), 30)
         duty.cancel()
     assert len(caplog.records) == 4, "the 1st, 2nd, 4th and 8th time"

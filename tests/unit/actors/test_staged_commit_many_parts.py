@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.files.file_calls import replaced as replaced_calls
@@ -81,7 +82,9 @@ def test_each_commit_step_reads_one_chunk_at_most(bench: Bench, monkeypatch: pyt
     async def commit() -> int:
         most = 0
         committing = asyncio.ensure_future(
-            StagedCommits(bench.core, None).commit("tx", {f"part{number}": 1 for number in range(60)})
+            StagedCommits(bench.core, LocalAcks(bench.core.store)).commit(
+                "tx", {f"part{number}": 1 for number in range(60)}
+            )
         )
         while not committing.done():
             before = len(reads)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_TIMEOUT_SECONDS
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
@@ -28,7 +29,7 @@ def staged_transactions(bench: Bench) -> set[str]:
 
 
 def sweep(bench: Bench) -> None:
-    asyncio.run(StagedCommits(bench.core, None).sweep())
+    asyncio.run(StagedCommits(bench.core, LocalAcks(bench.core.store)).sweep())
 
 
 @pytest.mark.parametrize("restarted", [False, True])

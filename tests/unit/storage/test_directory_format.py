@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.replica.service import ReplicaService
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.protocol import BrokerSpec
 from raymq.storage import directory_format
@@ -87,8 +86,10 @@ async def start_broker(directory: Path) -> None:
 
 async def start_replica(directory: Path) -> None:
     keepers = {"number": 1, "addresses": ["127.0.0.1:1"]}
-    spec = BrokerSpec("broker-a", "c", str(directory), "127.0.0.1", ("127.0.0.1:1",), keepers=keepers)
-    await ReplicaService.start(spec, "node")
+    spec = BrokerSpec(
+        "broker-a", "c", str(directory), "127.0.0.1", ("127.0.0.1:1",), keepers=keepers, replica=1, replicas=2
+    )
+    await BrokerService.start(spec, "node")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.replication.epoch_file import EpochFile
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFile, EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.storage.errors import InvalidInput, StoreFailed, StoreFull

@@ -7,10 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raymq.actors.broker.group_commit import GroupCommit
 from raymq.actors.broker.replica.leadership import Leadership
-from raymq.actors.broker.replication.epoch_file import EpochFile
-from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.epoch_file import EpochFile, EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochStart
 from raymq.actors.broker.replication.frame_bodies import Hello
 from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
@@ -60,7 +58,7 @@ async def test_master_stop_succeeds_with_lagging_replica(tmp_path: Path) -> None
     leadership = Leadership("c", "g", 1, "n1", Registered(1, "", state), register, journal, epochs, begin, begin)
     leadership.lease.given(leadership.lease.ask(), 100.0)
     leadership.hold(store)
-    leadership.start_replication(lambda *_: None, cast("GroupCommit", SimpleNamespace()))
+    leadership.start_replication(lambda _: None)
     append(store, *[make_record(b"x")] * 3)
 
     connection, transport = leadership.shipping.accept(), StalledTransport()

@@ -8,9 +8,23 @@ from typing import TYPE_CHECKING, Any
 from raymq.actors.broker.replica.replica_claimer import end_predecessor_lease
 from raymq.actors.broker.replication.election import FencedState, first_entry
 from raymq.actors.broker.replication.replica_claims import ClaimRefused, ReplicaClaim, apply_claim, make_nonce
+from raymq.actors.broker.replication.replica_role import (
+    ApplyRegistered,
+    BeginLeadership,
+    Connect,
+    Disconnect,
+    EndLeadership,
+    HandOver,
+    Instruction,
+    MarkComplete,
+    ReleaseLease,
+    Role,
+    StoreFence,
+)
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
-from raymq.actors.keeper.keeper_messages import Registered
+from raymq.actors.keeper.keeper_messages import NOTHING, LeaseClaim, Registered
 from raymq.actors.keeper.master_lease import claim_of
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk
 from tests.unit.actors.replication.model.virtual_time import Process
@@ -30,6 +44,7 @@ class BrokerNode(MasterPart, ReplicaPart):
         """Hold the lock at `place`; the process that held the lock before is dead."""
         super().__init__(world, number, process, disk, make_nonce(drawn, place))
         self.place = place
+        self.registered = NOTHING
         process.spawn(self.end_predecessor_lease())
         process.spawn(self.run())
 
@@ -57,13 +72,13 @@ class BrokerNode(MasterPart, ReplicaPart):
         }
 
     async def seal(self, epoch: int) -> FencedState | None:
-        if epoch < self.disk.fenced or not self.is_claimed:
-            return None
         if "elect without sealing" not in self.bugs:
-            self.disk.fenced = epoch
-            if self.leadership is not None and self.leadership.epoch < epoch:
-                self.step_down()
-            self.disconnect()
+            try:
+                self.execute(self.role.fence(epoch))
+            except (BrokerUnavailable, InvalidInput):
+                return None
+        if self.role.is_leading and self.role.epoch < epoch:
+            return None  # it steps down, and is asked again
         return FencedState(
             self.number,
             self.disk.identity,
@@ -107,9 +122,9 @@ class BrokerNode(MasterPart, ReplicaPart):
                 if after != now.value:
                     await self.register.change(GROUP, now, after)
                 self.disk.nonces = [self.nonce]
-                self.is_claimed = True
+                self.role.claimed()
             except ClaimRefused as refused:
-                self.refused = str(refused)
+                self.role.claim_refused(str(refused))
                 return False
             except RegisterError:
                 await self.process.pause(0.2)
@@ -129,41 +144,67 @@ class BrokerNode(MasterPart, ReplicaPart):
 
     def take_role(self, registered: Registered) -> bool:
         """Apply the registered state; return whether this process still owns the replica."""
-        state = registered.value
+        state, role = registered.value, self.role
         assert isinstance(state, GroupState)
-        mine = state.replicas.get(self.number)
-        if mine is None or mine.nonce != self.nonce:
-            self.step_down()
-            self.disconnect()
-            return False
-        if self.number in state.in_sync and state.master not in {None, self.number} and self.follower is not None:
-            self.disk.tail_lost = False
-        if state.master == self.number:
-            if state.epoch >= self.disk.fenced and (self.leadership is None or self.leadership.epoch < state.epoch):
+        self.registered = registered
+        if self.leadership is None and role.role is Role.PROMOTING:
+            has_others = bool(state.in_sync - {self.number})
+            self.execute(role.promotion_failed(role.epoch, has_others=has_others))
+        elif self.leadership is None:
+            self.execute(role.leadership_ended(role.epoch))
+        if not self.is_connected:
+            self.execute(role.connection_lost())
+        while role.role is not Role.REFUSED:
+            log_epoch = 0 if "go on after a restart" in self.bugs else self.disk.epochs.last_epoch
+            found = role.register_read(state, log_epoch=log_epoch, is_following=self.follower is not None)
+            self.execute(found)
+            if not any(isinstance(each, Disconnect | EndLeadership) for each in found):
+                break
+        return role.role is not Role.REFUSED
+
+    def execute(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            self.execute(self.do(instruction))
+
+    def do(self, instruction: Instruction) -> list[Instruction]:
+        leadership, registered = self.leadership, self.registered
+        match instruction:
+            case Connect(master, epoch):
+                assert isinstance(registered.value, GroupState)
+                self.follow(registered.value.replicas[master], epoch)
+                return self.role.connected(epoch)
+            case Disconnect():
+                self.disconnect()
+                return self.role.disconnected(is_broken=False)
+            case BeginLeadership():
                 self.become_master(registered)
-            elif (
-                self.leadership is not None
-                and not self.leadership.is_changing
-                and registered != self.leadership.registered
-            ):
-                if registered.version > self.leadership.registered.version:
-                    self.apply_registered(self.leadership, registered)
-                else:
-                    self.process.spawn(self.learn(self.leadership))
-        else:
-            if self.leadership is not None and self.leadership.epoch <= state.epoch:
+            case EndLeadership(epoch):
                 self.step_down()
-            if state.master is not None:
-                self.follow(state)
-        return True
+                return self.role.stepped_down(epoch)
+            case HandOver(epoch):
+                self.process.spawn(self.hand_over(epoch))
+            case ReleaseLease(epoch):
+                self.process.spawn(self.register.release(GROUP, LeaseClaim(self.number, self.nonce, epoch)))
+            case StoreFence(epoch):
+                self.disk.fenced = epoch
+            case MarkComplete():
+                self.disk.tail_lost = False
+            case ApplyRegistered() if leadership is not None and not leadership.is_changing:
+                if registered.version > leadership.registered.version:
+                    self.apply_registered(leadership, registered)
+                elif registered != leadership.registered:
+                    self.process.spawn(self.learn(leadership))
+        return []
+
+    async def hand_over(self, epoch: int) -> None:
+        if self.leadership is not None:
+            self.leadership.is_stepping_down = True
+            await self.process.pause(self.world.chance.choice((0.01, 0.2)))
+        self.execute(self.role.handed_over(epoch))
 
     def become_master(self, registered: Registered) -> None:
         assert isinstance(registered.value, GroupState)
-        self.disconnect()
-        self.step_down()
         epoch = registered.value.epoch
-        if epoch <= self.disk.epochs.last_epoch and "go on after a restart" not in self.bugs:
-            return
         self.disk.fenced = epoch
         self.disk.tail_lost = False
         if "cut the tail of the new master" in self.bugs:

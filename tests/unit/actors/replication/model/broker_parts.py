@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from raymq.actors.broker.replication.ack_rule import AckRule
 from raymq.actors.broker.replication.in_sync_set import InSyncSet
 from raymq.actors.broker.replication.reconciliation import StreamExtent
-from raymq.actors.broker.replication.replication_receiver import (
-    ReplicationReceiver,
-)
+from raymq.actors.broker.replication.replica_role import ReplicaRole
+from raymq.actors.broker.replication.replication_receiver import ReplicationReceiver
 from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.keeper.group_state import GroupState
@@ -73,7 +72,7 @@ class Leadership:
         self.rule = AckRule(self.state.policy, self.in_sync, self.lease, node.number)
         self.changed = Signal()
         self.connections: dict[Line, ReplicationSender] = {}
-        self.is_over = False
+        self.is_over = self.is_stepping_down = False
         #: Whether a call is running that may change the known registered state; one runs at a time.
         self.is_changing = False
 
@@ -103,8 +102,7 @@ class BrokerParts:
         self.line: Line | None = None
         self.received_at = 0.0
         self.read_at = 0.0
-        self.is_claimed = False
-        self.refused: str | None = None
+        self.role = ReplicaRole(number, nonce, disk.fenced, process.clock)
         self.connection_count = 0
         self.end = extent.end
         #: Tables of an arriving snapshot, used once the snapshot is complete.
@@ -122,6 +120,10 @@ class BrokerParts:
         if leadership is not None:
             self.confirmed = self.confirmed.join(leadership.in_sync.confirmed)
             leadership.leave()
+
+    @property
+    def is_connected(self) -> bool:
+        return self.line is not None and self.line.is_open and self.process.clock() - self.received_at < 1.5
 
     def disconnect(self) -> None:
         if self.line is not None:

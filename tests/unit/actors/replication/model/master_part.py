@@ -43,7 +43,7 @@ class MasterPart(BrokerParts):
 
     async def write(self, number: int | None, progress: int | None) -> str:
         leadership = self.leadership
-        if leadership is None or self.disk.fails:
+        if leadership is None or leadership.is_stepping_down or self.disk.fails:
             return "refused"
         refusal = leadership.rule.refusal()
         if refusal is not None and not (self._trusts_its_lease() and refusal == NOT_MASTER):
@@ -112,6 +112,8 @@ class MasterPart(BrokerParts):
                         leadership.lease.given(self.process.clock(), seconds / 0.8)
                     else:
                         leadership.lease.given(began, seconds)
+                    if self.role.lease_acquired(leadership.epoch):
+                        self.role.serving(leadership.epoch)
             await self.process.pause(0.4)
 
     async def maintain_leadership(self, leadership: Leadership) -> None:

@@ -21,7 +21,7 @@ from raymq.actors.broker.replication.replication_receiver import (
 )
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
-from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.group_state import ReplicaRecord
 from raymq.storage.errors import StoreError
 from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
 from tests.unit.actors.replication.model.network import Line
@@ -32,15 +32,8 @@ from tests.unit.actors.replication.replication_reader import ReplicationReader
 class ReplicaPart(BrokerParts):
     """Do what a broker does while another one is master."""
 
-    def follow(self, state: GroupState) -> None:
-        assert state.master is not None
-        is_connected = self.line is not None and self.line.is_open and self.process.clock() - self.received_at < 1.5
-        if is_connected and self.follower is not None and self.follower._epoch == state.epoch:
-            return
-        self.disconnect()
-        if state.epoch < self.disk.fenced and "elect without sealing" not in self.bugs:
-            return
-        follower = ReplicationReceiver(state.epoch, self.extent, self.confirmed)
+    def follow(self, master: ReplicaRecord, epoch: int) -> None:
+        follower = ReplicationReceiver(epoch, self.extent, self.confirmed)
         reader = ReplicationReader()
 
         def receive(content: bytes) -> None:
@@ -53,7 +46,7 @@ class ReplicaPart(BrokerParts):
                 self.disconnect()
 
         self.follower, self.received_at = follower, self.process.clock()
-        self.line = line = self.world.network.connect(self.process, state.replicas[state.master].address, receive)
+        self.line = line = self.world.network.connect(self.process, master.address, receive)
         line.send(self._hello(follower), by_source=True)
 
     def _read(self, reader: ReplicationReader, content: bytes) -> list[ReplicationFrame]:

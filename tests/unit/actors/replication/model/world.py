@@ -19,6 +19,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from raymq.actors.broker.replication.replica_role import Role
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
 from raymq.actors.keeper.keeper_messages import Ballot, Registered
@@ -320,7 +321,7 @@ class World:
 
     def _inspect(self) -> None:
         for node in self.brokers.values():
-            if node.process.is_alive and node.is_claimed:
+            if node.process.is_alive and node.role.role is not Role.CANDIDATE:
                 confirmed = node.leadership.in_sync.confirmed if node.leadership else node.confirmed
                 self.check_seen(node, bytes(self.disks[node.number].log[: confirmed.offset]))
                 if node.leadership is not None:
@@ -393,7 +394,9 @@ class World:
         parts = []
         for number, node in self.brokers.items():
             epochs = [(entry.epoch, entry.start.offset) for entry in node.disk.epochs][-3:]
-            parts.append(f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.fenced}, refused {node.refused}")
+            parts.append(
+                f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.fenced}, refused {node.role.refusal}"
+            )
             if (leadership := node.leadership) is not None:
                 parts[-1] += f", office {leadership.epoch} {leadership.lease.holds} {set(leadership.in_sync.members)}"
                 parts[-1] += f" {leadership.in_sync.confirmed}"
