@@ -358,9 +358,11 @@ class Leadership:
 
     def _ship(self) -> None:
         self._scheduled = False
-        if self.has_ended:
+        if not self.accepts_replicas:
             return
-        self._shipped = end = self.advance()
+        self._shipped = end = self.end
+        if self._record_end(end):
+            self.confirm()
         self.shipping.pump(end)
 
     def advance(self) -> StreamPosition:
@@ -371,17 +373,25 @@ class Leadership:
         Returns:
             where the stream ends.
         """
-        store, end = self._store, self.end
-        if self.has_ended or self._arrivals is None:
-            return end
+        end = self.end
+        if self.accepts_replicas:
+            self._record_end(end)
+            self.confirm()
+        return end
+
+    def _record_end(self, end: StreamPosition) -> bool:
+        """Record where the stream ends; return True if more is confirmed by it."""
+        store = self._store
         safe = end if store is None or not self._flushes else StreamPosition(store.flushed_offset, end.sequence)
-        self.in_sync.appended(end, safe)
+        return self.in_sync.appended(end, safe)
+
+    def confirm(self) -> None:
+        """Let readers see what is confirmed, and answer the requests that wait for it."""
         confirmed = self.in_sync.confirmed
-        if store is not None:
-            store.confirmed.advance(confirmed.offset)
+        if self._store is not None and self._arrivals is not None:
+            self._store.confirmed.advance(confirmed.offset)
             self._arrivals.confirmed()
         self._pending_acks.advance(confirmed)
-        return end
 
     def refresh_registered(self) -> None:
         """Read the register, because it may list a replica that has just started."""

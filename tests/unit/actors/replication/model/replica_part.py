@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from raymq.actors.broker.replication.frame_bodies import Hello
-from raymq.actors.broker.replication.replication_frames import (
-    HEAD_BYTES,
-    FrameKind,
-    ReplicationFrame,
-    ReplicationReader,
-)
+from raymq.actors.broker.replication.replication_frames import HEAD_BYTES, FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
     BeginSnapshot,
@@ -24,6 +19,7 @@ from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.storage.errors import StoreError
+from tests.replication_reader import ReplicationReader
 from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
 from tests.unit.actors.replication.model.network import Line
 from tests.unit.actors.replication.model.state_stream import StateStream
