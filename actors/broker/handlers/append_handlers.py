@@ -29,10 +29,11 @@ def handlers(context: BrokerContext) -> Commands:
         sizes = read_sizes(request)
         if delayed and len(sizes) > MAX_DELAYED:
             raise InvalidInput("sizes", f"at most {MAX_DELAYED} delayed records", len(sizes))
-        append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
+        sequenced = bool(request.fields.get("sequenced"))
 
         def store() -> Callable[[SendStatus], Command]:
-            placed = append_(topic, queue_id, memoryview(request.body), sizes, delayed=delayed)
+            records = memoryview(request.body)
+            placed = core.append(topic, queue_id, records, sizes, delayed=delayed, sequenced=sequenced)
             context.statistics.put(topic, len(sizes), len(request.body))
             return lambda status: appended_answer(request, status, placed)
 

@@ -275,25 +275,15 @@ class Leadership:
         """Return True if `answer` covers everything that an append waits for."""
         return not self._flushes
 
-    def written(self, *_: object) -> None:
-        """Ship a message just written to the log, before its further processing here."""
-        if not self.is_sync:
-            return  # replicas get it after the answer, which does not wait for them
-        if self._scheduled or self.in_sync.confirmed.offset < self._shipped.offset:
-            self._changed_here()  # together with all else that comes until then
-        else:
-            self._ship()
-
     def answer(self, make: Callable[[SendStatus], _T]) -> SyncCallbackFuture[_T]:
         """Return a future of `make`'s result for the status of the append just made.
 
-        With sync it waits until all in-sync replicas have the append.
+        With sync it waits until all in-sync replicas have the append, which is shipped now.
         """
         if not self.is_sync:
             return self._pending_acks.when(self.advance(), make)
         end = self.end
-        if end != self._shipped:
-            self._changed_here()
+        self._ship_append(end)
         return self._pending_acks.when(end, make)
 
     def shield_answer(self, answering: Awaitable[Command]) -> asyncio.Future[Command]:
@@ -353,8 +343,17 @@ class Leadership:
             self._commits.request()
         if not self.is_sync:
             self._changed_here()  # after the answers, which do not wait for it
-        elif self._shipped != self.end:
-            self.written()
+        else:
+            self._ship_append(self.end)
+
+    def _ship_append(self, end: StreamPosition) -> None:
+        """Ship an append now, or with all that comes until replicas have acknowledged the one before."""
+        if end == self._shipped:
+            return
+        if self._scheduled or self.in_sync.confirmed.offset < self._shipped.offset:
+            self._changed_here()
+        else:
+            self._ship()
 
     def _ship(self) -> None:
         self._scheduled = False
