@@ -33,7 +33,7 @@ from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
 from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.records import crc
-from tests.replication_reader import ReplicationReader
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 P = StreamPosition
 LOG = ReplicationFrame(FrameKind.LOG, 7, P(4096, 9), P(4000, 8), b"bytes of the log")

@@ -24,8 +24,8 @@ from raymq.actors.broker.replication.replication_receiver import (
 from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
-from tests.replication_reader import ReplicationReader
 from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
 class Side:

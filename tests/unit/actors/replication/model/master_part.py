@@ -16,10 +16,10 @@ from raymq.actors.keeper.errors import RegisterConflict, RegisterError, Register
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_messages import Registered
 from raymq.storage.errors import StoreError
-from tests.replication_reader import ReplicationReader
 from tests.unit.actors.replication.model.broker_parts import GROUP, SLAVE_TIMEOUT_SECONDS, BrokerParts, Leadership
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, numbers, record
 from tests.unit.actors.replication.model.network import Line
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
 class MasterPart(BrokerParts):

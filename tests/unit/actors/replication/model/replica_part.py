@@ -19,10 +19,10 @@ from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.storage.errors import StoreError
-from tests.replication_reader import ReplicationReader
 from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
 from tests.unit.actors.replication.model.network import Line
 from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
 class ReplicaPart(BrokerParts):
