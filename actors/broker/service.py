@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.appending.append_scope import AppendAdmission
+from raymq.actors.broker.core.appending.admission import AppendAdmission
 from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.core.event_loop_lag import PROBE_SECONDS
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry

@@ -184,7 +184,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._head = None
             self._on_frame(head.frame(self._buffer[at:end]))
             at = end
-            if self._paused or not self.is_open:
+            if at == self._filled or self._paused or not self.is_open:
                 return at
 
     def _keep(self, used: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from raymq.actors.broker.context import BrokerContext, ReplicaAcks
-from raymq.actors.broker.core.appending.append_scope import AppendScope
+from raymq.actors.broker.core.appending.admission import AppendScope
 from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.frame import Command

@@ -140,7 +140,7 @@ def read_head(buffer: Buffer, at: int = 0) -> FrameHead:
         ProtocolError: it is no head, or damaged, or its body length exceeds that of its kind.
     """
     (expected,) = _CRC.unpack_from(buffer, at + _HEAD.size)
-    if crc.crc32(memoryview(buffer)[at : at + _HEAD.size]) != expected:
+    if crc.crc32(buffer[at : at + _HEAD.size]) != expected:
         raise ProtocolError("the head of a replication frame is damaged, or the bytes are no replication frame")
     begin, number, length, epoch, offset, sequence, confirmed_offset, confirmed_sequence, body_crc = _HEAD.unpack_from(
         buffer, at
