@@ -16,6 +16,8 @@ VARIABLE: Final = "RAYMQ_FAILPOINT"
 NAMES: Final = (
     "append.before_copy",
     "append.before_size",
+    "append.few_before_copy",
+    "append.few_before_size",
     "truncation.before_order",
     "truncation.after_order",
     "truncation.before_epochs",

@@ -31,13 +31,12 @@ from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.flush import Flusher
 from raymq.storage.log.message_writer import AppendResult, MessageWriter
-from raymq.storage.log.record_checker import CheckedRecord, CheckedRecords
+from raymq.storage.log.record_checker import CheckedRecord, check_topic_queues
 from raymq.storage.log.recovery import RecoveryReport
 from raymq.storage.log.replica_log import ReplicaLog, ignore_written
 from raymq.storage.log.retention import MAX_FILES_PER_RUN, DiskUsage, FileRemover, Removal, Retention, RetentionResult
 from raymq.storage.log.truncation_point import check_truncation_point
 from raymq.storage.records.record import Buffer
-from raymq.storage.records.record_batch import Batch
 from raymq.storage.retention_clock import RetentionClock
 from raymq.storage.store_parts import open_parts
 from raymq.storage.store_reader import StoreReader
@@ -260,7 +259,7 @@ class Store(StoreReader, Closeable):
         writer = self._writer
         checked = writer.check(records, sizes, check_crc=check_crc, again=again)
         if topic_queues is not None:
-            _check_topic_queues(checked, topic_queues)
+            check_topic_queues(checked, topic_queues)
         return writer.append(records, checked)
 
     def check_one(self, record: Buffer) -> CheckedRecord:
@@ -298,7 +297,7 @@ class Store(StoreReader, Closeable):
 
     def check(self, records: Buffer, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
         """Raise InvalidInput if `append` would refuse these records of one queue."""
-        _check_topic_queues(self._writer.check(records, sizes), (topic_queue,))
+        check_topic_queues(self._writer.check(records, sizes), (topic_queue,))
 
     # ---- following a master
 
@@ -606,13 +605,3 @@ class Store(StoreReader, Closeable):
     def _abandon(self) -> None:
         """Release files, threads and lock without writing anything."""
         self._parts.close()
-
-
-def _check_topic_queues(checked: CheckedRecords, topic_queues: Collection[tuple[str, int]]) -> None:
-    if isinstance(checked, Batch):
-        found = [(group.topic, group.queue_id) for group in checked.groups]
-    else:
-        found = [single.topic_queue for single in checked]
-    for topic_queue in found:
-        if topic_queue not in topic_queues:
-            raise InvalidInput("records", f"records of {sorted(topic_queues)}", topic_queue)

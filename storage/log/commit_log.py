@@ -170,7 +170,7 @@ class CommitLog:
             file = self._smooth_room_for(length)
             physical_offset = self.max_offset
         begin = at = physical_offset - file.start
-        failpoint("append.before_copy")
+        failpoint("append.few_before_copy")
         view = file.view
         view[begin + _SIZE_BYTES : begin + length] = records[_SIZE_BYTES:]
         host = self._store_host_bytes
@@ -186,7 +186,7 @@ class CommitLog:
             size = len(single.record)
             at += size
             physical_offset += size
-        failpoint("append.before_size")
+        failpoint("append.few_before_size")
         view[begin : begin + _SIZE_BYTES] = records[:_SIZE_BYTES]
         self.max_offset = physical_offset
         if self._ahead is not None:

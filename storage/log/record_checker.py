@@ -5,7 +5,7 @@ A valid topic is one that can be a folder's name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import le
 from typing import Final, NamedTuple
 
@@ -220,3 +220,14 @@ def _hashes(properties: bytes, prefix: bytes) -> tuple[int, list[int]]:
     """Return a record's tags code and its keys' index hashes; `prefix` begins each key."""
     tags, keys = tags_and_keys(properties)
     return tags_code_of_bytes(tags) if tags else 0, [index_hash_of_bytes(prefix + key) for key in keys]
+
+
+def check_topic_queues(checked: CheckedRecords, topic_queues: Collection[tuple[str, int]]) -> None:
+    """Raise InvalidInput if a record belongs to another queue than these."""
+    if isinstance(checked, Batch):
+        found = [(group.topic, group.queue_id) for group in checked.groups]
+    else:
+        found = [single.topic_queue for single in checked]
+    for topic_queue in found:
+        if topic_queue not in topic_queues:
+            raise InvalidInput("records", f"records of {sorted(topic_queues)}", topic_queue)
