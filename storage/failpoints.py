@@ -16,8 +16,6 @@ VARIABLE: Final = "RAYMQ_FAILPOINT"
 NAMES: Final = (
     "append.before_copy",
     "append.before_size",
-    "append.one_before_copy",
-    "append.one_before_size",
     "append.few_before_copy",
     "append.few_before_size",
     "truncation.before_order",

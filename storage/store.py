@@ -30,8 +30,8 @@ from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.flush import Flusher
-from raymq.storage.log.message_writer import AppendResult, MessageWriter, OnStored
-from raymq.storage.log.record_checker import CheckedRecord
+from raymq.storage.log.message_writer import AppendResult, MessageWriter
+from raymq.storage.log.record_checker import CheckedRecord, check_topic_queues
 from raymq.storage.log.recovery import RecoveryReport
 from raymq.storage.log.replica_log import ReplicaLog, ignore_written
 from raymq.storage.log.retention import MAX_FILES_PER_RUN, DiskUsage, FileRemover, Removal, Retention, RetentionResult
@@ -256,30 +256,39 @@ class Store(StoreReader, Closeable):
         """
         if self._closed or self._read_only:
             self._check_open()
-        return self._writer.append(records, sizes, topic_queues, check_crc, again)
+        writer = self._writer
+        checked = writer.check(records, sizes, check_crc=check_crc, again=again)
+        if topic_queues is not None:
+            check_topic_queues(checked, topic_queues)
+        return writer.append(records, checked)
 
     def check_one(self, record: Buffer) -> CheckedRecord:
-        """Parse and check one record for `append_one`, which also needs the record's bytes.
+        """Parse and check one record for `write`, which also needs the record's bytes.
 
         Raises:
             InvalidInput: the record is malformed or breaks a limit.
         """
         return self._writer.checker.one(memoryview(record), check_crc=True)
 
-    def append_one(self, single: CheckedRecord, stored: OnStored | None = None) -> tuple[int, int]:
-        """Append a checked record and return its queue offset and its physical offset.
+    def write(self, single: CheckedRecord) -> tuple[int, int]:
+        """Write a checked record to the log, and return its queue offset and its physical offset.
 
-        Args:
-            stored: called with the two offsets as soon as the record survives a crash of the process. Queue and index,
-                which recovery would rebuild, receive their entries between that call and the return. Its exceptions are
-                passed on.
+        The record survives a crash of the process. `dispatch` has to follow; other appends do it if it does not.
 
         Raises:
             StoreFull, StoreFailed: as `append`.
         """
         if self._closed or self._read_only:
             self._check_open()
-        return self._writer.append_one(single, stored)
+        queue_offsets, physical_offsets = self._writer.write(single.record, (single,))
+        return queue_offsets[0], physical_offsets[0]
+
+    def dispatch(self) -> bool:
+        """Write the entries of a written record into queue and index, which recovery would rebuild.
+
+        Return False if nothing was written. Raise WriteUnknown if it fails.
+        """
+        return self._writer.dispatch()
 
     def check_ready(self) -> None:
         """Raise StoreFull or StoreFailed if any append would raise it now."""
@@ -288,7 +297,7 @@ class Store(StoreReader, Closeable):
 
     def check(self, records: Buffer, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
         """Raise InvalidInput if `append` would refuse these records of one queue."""
-        self._writer.check(records, sizes, topic_queue)
+        check_topic_queues(self._writer.check(records, sizes), (topic_queue,))
 
     # ---- following a master
 

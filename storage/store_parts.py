@@ -138,17 +138,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
     paths = layout_of.StorePaths(directory)
     opening = _Opening(read_only, is_replica)
     with ExitStack() as resources:
-        if opening.writable:
-            resources.callback(layout_of.take_lock(paths).release)
-        else:
-            check_format(directory)
-        if paths.restoring.exists():
-            remedy = "run `raymq store restore` again: it starts over there"
-            raise InvalidInput(
-                "directory", "a directory into which no backup is being restored", str(directory), remedy=remedy
-            )
-        if opening.writable:
-            upgrade_format(directory)
+        _take_directory(directory, paths, opening, resources)
         health = DiskHealth(paths.healthy)
         tables = StateTables()
         journal, rocketmq_files = open_state(
@@ -213,6 +203,21 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             inherited.cut,
             resources.pop_all(),
         )
+
+
+def _take_directory(directory: Path, paths: layout_of.StorePaths, opening: _Opening, resources: ExitStack) -> None:
+    """Lock the directory, and bring it to the present format; only check the format to read."""
+    if opening.writable:
+        resources.callback(layout_of.take_lock(paths).release)
+    else:
+        check_format(directory)
+    if paths.restoring.exists():
+        remedy = "run `raymq store restore` again: it starts over there"
+        raise InvalidInput(
+            "directory", "a directory into which no backup is being restored", str(directory), remedy=remedy
+        )
+    if opening.writable:
+        upgrade_format(directory)
 
 
 def _inspect_last_shutdown(

@@ -141,7 +141,7 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
     broker = await start_leader(spec, "node")
     tune_gc()
     handlers = dict(broker._server.handlers)
-    store = {name: getattr(broker.store, name) for name in ("append", "append_one")}
+    store = {name: getattr(broker.store, name) for name in ("append", "write")}
 
     def slow(code: RequestCode, seconds: float) -> Handler:
         async def append(connection: ServerConnection, request: Command) -> Command | None:

@@ -15,7 +15,7 @@ What is in it, in the order to read it:
     replica: the roles of a broker of a group with several copies. replication: their decisions.
 
 The path of a message:
-    handlers.append or append_one reads the request and enters `BrokerContext.append`, which admits or refuses it;
+    handlers.append_handlers reads the request and enters `BrokerContext.append`, which admits or refuses it;
     `BrokerCore.append` checks topic and queue, holds back delayed messages, and appends the rest to the store;
     `on_arrival` notifies core.reading.long_poll, which wakes the fetches, pulls and pops parked on the queue;
     the sender gets its answer when acks reports that the message is as durable as the configuration promises;

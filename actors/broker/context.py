@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from raymq.actors.broker.acks import Acks
-from raymq.actors.broker.core.appending.append_scope import AppendAdmission, AppendScope
+from raymq.actors.broker.core.appending.admission import AppendAdmission, AppendScope
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
 from raymq.actors.broker.core.groups.pending_requesters import PendingRequesters

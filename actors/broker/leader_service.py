@@ -17,7 +17,7 @@ from typing import Self
 
 from raymq.actors.broker.acks import Acks
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.appending.append_scope import AppendAdmission
+from raymq.actors.broker.core.appending.admission import AppendAdmission
 from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.core.event_loop_lag import PROBE_SECONDS
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry

@@ -149,34 +149,6 @@ class CommitLog:
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offsets
 
-    def append_one(self, record: memoryview, late: int, queue_offset: int, store_timestamp_ms: int) -> int:
-        """Append one checked record without NumPy and return its physical offset.
-
-        Raise as `append` does.
-        """
-        size = len(record)
-        physical_offset = self.max_offset
-        if physical_offset + size <= self._smooth_to:
-            file = self.files.extend(physical_offset)
-        else:
-            file = self._smooth_room_for(size)
-            physical_offset = self.max_offset
-        at = physical_offset - file.start
-        failpoint("append.one_before_copy")
-        view = file.view
-        view[at + _SIZE_BYTES : at + size] = record[_SIZE_BYTES:]
-        layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into(view, at + layout.OFFSET_QUEUE_OFFSET, queue_offset, physical_offset)
-        layout.STORE_TIMESTAMP_AND_HOST.pack_into(
-            view, at + late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms, self._store_host_bytes
-        )
-        failpoint("append.one_before_size")
-        view[at : at + _SIZE_BYTES] = record[:_SIZE_BYTES]
-        self.max_offset = end = physical_offset + size
-        if self._ahead is not None:
-            self._ahead.advance(end)
-        self.last_timestamp_ms = store_timestamp_ms
-        return physical_offset
-
     def append_few(
         self,
         records: memoryview,
@@ -184,9 +156,7 @@ class CommitLog:
         queue_offsets: Sequence[int],
         store_timestamp_ms: int,
     ) -> list[int]:
-        """Append a few records without NumPy and return their physical offsets.
-
-        It works as `append`, for records that fit together into one file.
+        """Do `append` without NumPy, for a few records that fit together into one file.
 
         Args:
             records: the bytes of all records, in sequence.
@@ -203,12 +173,15 @@ class CommitLog:
         failpoint("append.few_before_copy")
         view = file.view
         view[begin + _SIZE_BYTES : begin + length] = records[_SIZE_BYTES:]
-        pack_offsets, pack_time = layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into, layout.STORE_TIMESTAMP_AND_HOST.pack_into
         host = self._store_host_bytes
         physical_offsets: list[int] = []
-        for single, queue_offset in zip(singles, queue_offsets, strict=True):
-            pack_offsets(view, at + layout.OFFSET_QUEUE_OFFSET, queue_offset, physical_offset)
-            pack_time(view, at + single.late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms, host)
+        for number, single in enumerate(singles):
+            layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into(
+                view, at + layout.OFFSET_QUEUE_OFFSET, queue_offsets[number], physical_offset
+            )
+            layout.STORE_TIMESTAMP_AND_HOST.pack_into(
+                view, at + single.late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms, host
+            )
             physical_offsets.append(physical_offset)
             size = len(single.record)
             at += size

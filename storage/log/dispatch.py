@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -251,6 +251,14 @@ class Dispatcher:
         if self.entry_writer is not None:
             self.entry_writer.check_room()
         return queue
+
+    def reserve_few(self, singles: Sequence[CheckedRecord]) -> Sequence[ConsumeQueue]:
+        """Return the queue of each record; ensure room as `assign` does."""
+        if len(singles) == 1:
+            self.index.reserve(len(singles[0].key_hashes))
+            return (self.reserve(singles[0].topic_queue),)
+        self.index.reserve(sum([len(single.key_hashes) for single in singles]))
+        return [self.reserve(single.topic_queue) for single in singles]
 
     def dispatch_one(self, single: CheckedRecord, queue: ConsumeQueue, physical_offset: int, timestamp_ms: int) -> None:
         """Write the queue entry and keys of one checked record in the log."""

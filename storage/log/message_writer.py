@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,22 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import InvalidInput, StoreFollows, StoreFull, WriteUnknown
+from raymq.storage.errors import StoreFollows, StoreFull, WriteUnknown
 from raymq.storage.log.commit_log import CommitLog
 from raymq.storage.log.consume_queue import ConsumeQueue
 from raymq.storage.log.dispatch import Dispatcher
-from raymq.storage.log.record_checker import CheckedRecord, RecordChecker
+from raymq.storage.log.record_checker import CheckedRecord, CheckedRecords, RecordChecker
 from raymq.storage.log.retention import DiskUsage
 from raymq.storage.records.index_inputs import derive_index_inputs
 from raymq.storage.records.record import Buffer
+from raymq.storage.records.record_batch import Batch
 
 _DISK_CHECK_SECONDS: Final = 1.0
-#: Up to this many records a loop is faster than NumPy's set-up.
-_FEW: Final = 12
-
-
-#: A callback that receives the queue offset and the physical offset of a record.
-OnStored = Callable[[int, int], None]
 
 
 class AppendResult(NamedTuple):
@@ -67,99 +62,78 @@ class MessageWriter:
         self._dispatcher = dispatcher
         self._now_ms = now_ms
         self.is_replica = False
+        #: Records that are in the log, but not in queues and index yet: with their queues, places and store time.
+        self._undispatched: tuple[Sequence[CheckedRecord], Sequence[ConsumeQueue], Sequence[int], int] | None = None
         self._disk_checked_at = float("-inf")
         self._disk_full = ""
         self._refuse_ratio = config.disk_refuse_ratio
 
-    def append(
-        self,
-        records: Buffer,
-        sizes: npt.NDArray[np.int32],
-        topic_queues: Collection[tuple[str, int]] | None,
-        check_crc: bool,
-        again: bool,
-    ) -> AppendResult:
-        """Check and append records; see `Store.append`."""
+    def check(
+        self, records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = True, again: bool = False
+    ) -> CheckedRecords:
+        """Check records for `write`; the arguments are as in `Store.append`."""
+        return (self._checker_again if again else self.checker).check(records, sizes, check_crc)
+
+    def append(self, records: Buffer, checked: CheckedRecords) -> AppendResult:
+        """Append checked records, whose bytes are `records`."""
+        if isinstance(checked, Batch):
+            return self._append_batch(checked)
+        queue_offsets, physical_offsets = self.write(memoryview(records), checked)
+        self.dispatch()
+        return AppendResult(np.array(queue_offsets), np.array(physical_offsets), self._log.last_timestamp_ms)
+
+    def _append_batch(self, batch: Batch) -> AppendResult:
+        self.dispatch()
         self.check_ready()
-        checker = self._checker_again if again else self.checker
-        if len(sizes) == 1 and sizes[0] == len(records):
-            single = checker.one(memoryview(records), check_crc)
-            if topic_queues is not None:
-                _check_topic_queues((single.topic_queue,), topic_queues)
-            queue_offset, physical_offset = self.append_one(single)
-            return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), self._log.last_timestamp_ms)
-        if len(sizes) <= _FEW and len(records) <= self._log.capacity:
-            view = memoryview(records)
-            return self._append_few(view, checker.few(view, sizes, check_crc), topic_queues)
-        batch = checker.many(records, sizes, check_crc)
-        if topic_queues is not None:
-            _check_topic_queues([(group.topic, group.queue_id) for group in batch.groups], topic_queues)
-        timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
+        log, dispatcher = self._log, self._dispatcher
+        timestamp_ms, start = max(self._now_ms(), log.last_timestamp_ms), log.max_offset
         derived = derive_index_inputs(batch)
-        queue_offsets = self._dispatcher.assign(batch, len(derived.key_hashes))
-        start = self._log.max_offset
+        queue_offsets = dispatcher.assign(batch, len(derived.key_hashes))
         try:
-            physical_offsets = self._log.append(batch, queue_offsets, timestamp_ms)
-            self._dispatcher.dispatch(
-                batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64), anew=True
-            )
+            physical_offsets = log.append(batch, queue_offsets, timestamp_ms)
+            times = np.full(len(batch), timestamp_ms, np.int64)
+            dispatcher.dispatch(batch, derived, queue_offsets, physical_offsets, times, anew=True)
         except BaseException as error:
-            self._fail(start, error)
-            raise
-        self._dispatcher.dispatched_to = self._log.max_offset
-        return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
-
-    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
-        """Check records of one queue without appending them; see `Store.check`."""
-        batch = self.checker.many(records, sizes, check_crc=True)
-        _check_topic_queues([(group.topic, group.queue_id) for group in batch.groups], (topic_queue,))
-
-    def append_one(self, single: CheckedRecord, stored: OnStored | None = None) -> tuple[int, int]:
-        """Append one checked record; see `Store.append_one`."""
-        self.check_ready()
-        log, dispatcher = self._log, self._dispatcher
-        queue = dispatcher.reserve(single.topic_queue)
-        dispatcher.index.reserve(len(single.key_hashes))
-        timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
-        queue_offset, start = queue.max_offset, log.max_offset
-        try:
-            physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)
-        except BaseException as error:
-            self._fail(start, error)
-            raise
-        try:
-            if stored is not None:
-                stored(queue_offset, physical_offset)
-        finally:
-            try:
-                dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
-            except BaseException as error:
-                self._fail(start, error)
-                raise
-            dispatcher.dispatched_to = log.max_offset
-        return queue_offset, physical_offset
-
-    def _append_few(
-        self, records: memoryview, singles: list[CheckedRecord], topic_queues: Collection[tuple[str, int]] | None
-    ) -> AppendResult:
-        log, dispatcher = self._log, self._dispatcher
-        targets = [single.topic_queue for single in singles]
-        if topic_queues is not None:
-            _check_topic_queues(targets, topic_queues)
-        queues = [dispatcher.reserve(topic_queue) for topic_queue in targets]
-        dispatcher.index.reserve(sum([len(single.key_hashes) for single in singles]))
-        timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
-        queue_offsets = _following(queues)
-        start = log.max_offset
-        try:
-            physical_offsets = log.append_few(records, singles, queue_offsets, timestamp_ms)
-            for single, queue, physical_offset in zip(singles, queues, physical_offsets, strict=True):
-                dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
-        except BaseException as error:
-            self._fail(start, error)
+            self._fail(error, untouched=log.max_offset == start)
             raise
         dispatcher.dispatched_to = log.max_offset
-        return AppendResult(np.array(queue_offsets), np.array(physical_offsets), timestamp_ms)
+        return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
+
+    def write(self, records: memoryview, singles: Sequence[CheckedRecord]) -> tuple[Sequence[int], Sequence[int]]:
+        """Write a few checked records to the log, and return their queue offsets and physical offsets.
+
+        `dispatch` has to follow; the next append does it otherwise.
+        """
+        if self._undispatched is not None:
+            self.dispatch()
+        self.check_ready()
+        log = self._log
+        queues = self._dispatcher.reserve_few(singles)
+        queue_offsets = _following(queues) if len(queues) > 1 else (queues[0].max_offset,)
+        timestamp_ms, start = max(self._now_ms(), log.last_timestamp_ms), log.max_offset
+        try:
+            physical_offsets = log.append_few(records, singles, queue_offsets, timestamp_ms)
+        except BaseException as error:
+            self._fail(error, untouched=log.max_offset == start)
+            raise
+        self._undispatched = singles, queues, physical_offsets, timestamp_ms
+        return queue_offsets, physical_offsets
+
+    def dispatch(self) -> bool:
+        """Write the entries of what `write` has written into queues and index; return False if there was none."""
+        undispatched, self._undispatched = self._undispatched, None
+        if undispatched is None:
+            return False
+        singles, queues, physical_offsets, timestamp_ms = undispatched
+        dispatcher = self._dispatcher
+        try:
+            for number, single in enumerate(singles):
+                dispatcher.dispatch_one(single, queues[number], physical_offsets[number], timestamp_ms)
+        except BaseException as error:
+            self._fail(error, untouched=False)
+            raise
+        dispatcher.dispatched_to = self._log.max_offset
+        return True
 
     @contextlib.contextmanager
     def bypass_disk_limit(self) -> Iterator[None]:
@@ -196,13 +170,12 @@ class MessageWriter:
         if self._disk_full:
             raise StoreFull(self._disk_full)
 
-    def _fail(self, start: int, error: BaseException) -> None:
-        """Handle the error of a failed write, which began at `start` of the log.
+    def _fail(self, error: BaseException, *, untouched: bool) -> None:
+        """Handle the error of a failed write; `untouched`: the log has not grown.
 
-        If the log has not grown, nothing is stored, and a write without room may be tried again. Otherwise the log and
-        its queues may differ: the store refuses further writes, and it is unknown what is stored.
+        Then nothing is stored, and a write without room may be tried again. Otherwise the log and its queues may
+        differ: the store refuses further writes, and it is unknown what is stored.
         """
-        untouched = self._log.max_offset == start
         if untouched and isinstance(error, StoreFull):
             return
         self._log.health.fail(error)
@@ -210,7 +183,7 @@ class MessageWriter:
             raise WriteUnknown(f"an append to {self._directory} failed half way: {error}") from error
 
 
-def _following(queues: list[ConsumeQueue]) -> Sequence[int]:
+def _following(queues: Sequence[ConsumeQueue]) -> Sequence[int]:
     """Return the queue offsets of records that are appended to these queues in order."""
     first = queues[0]
     if queues.count(first) == len(queues):
@@ -221,9 +194,3 @@ def _following(queues: list[ConsumeQueue]) -> Sequence[int]:
         offsets.append(ends.get(queue, queue.max_offset))
         ends[queue] = offsets[-1] + 1
     return offsets
-
-
-def _check_topic_queues(found: Collection[tuple[str, int]], topic_queues: Collection[tuple[str, int]]) -> None:
-    for topic_queue in found:
-        if topic_queue not in topic_queues:
-            raise InvalidInput("records", f"records of {sorted(topic_queues)}", topic_queue)

@@ -5,6 +5,7 @@ A valid topic is one that can be a folder's name.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from operator import le
 from typing import Final, NamedTuple
 
@@ -20,6 +21,8 @@ from raymq.storage.records.message_limits import TOO_LONG
 from raymq.storage.records.record import Buffer
 from raymq.storage.records.record_batch import BadRecord, Batch, check_topic, parse
 
+#: Up to this many records a loop is faster than NumPy's set-up.
+_FEW: Final = 16
 _KNOWN_TOPICS: Final = 65_536
 _UNWANTED_FLAGS: Final = layout.SYS_FLAG_STORE_IPV6 | layout.SYS_FLAG_TRANSACTION_PREPARED
 _UNUSUAL_FLAGS: Final = _UNWANTED_FLAGS | layout.SYS_FLAG_BORN_IPV6
@@ -45,6 +48,10 @@ class CheckedRecord(NamedTuple):
     key_hashes: list[int]
 
 
+#: The checked records of one append, one by one if they are few.
+CheckedRecords = Sequence[CheckedRecord] | Batch
+
+
 class RecordChecker:
     """The check of appended records; each error is an InvalidInput that names the record."""
 
@@ -55,8 +62,8 @@ class RecordChecker:
         #: Each topic as text, and the prefix of its keys in the index.
         self._topics: dict[bytes, tuple[str, bytes]] = {}
 
-    def one(self, record: memoryview, check_crc: bool) -> CheckedRecord:
-        """Check a record that comes alone.
+    def one(self, record: memoryview, check_crc: bool, index: int = 0) -> CheckedRecord:
+        """Check one record, in an append the one with this index.
 
         Sound records of the usual kind (version 1, IPv4, a topic that was seen before) are parsed in a few steps. All
         others, and the errors of a record, are left to the general method.
@@ -67,9 +74,9 @@ class RecordChecker:
             found = kernels.scan_one(record, check_crc, self._max_body_bytes, self._max_record_bytes)
             if found is not None and (seen := self._topics.get(found[0])) is not None:
                 return CheckedRecord(record, (seen[0], found[1]), 0, found[2], found[3])
-            return self._single(record, size, 0, check_crc)
+            return self._single(record, size, index, check_crc)
         if size < layout.MIN_RECORD_BYTES:
-            return self._single(record, size, 0, check_crc)
+            return self._single(record, size, index, check_crc)
         declared, magic, body_crc, queue_id, sys_flag, body_bytes = layout.CHECKED.unpack_from(record)
         topic_at = layout.OFFSET_BODY + body_bytes
         if (
@@ -81,7 +88,7 @@ class RecordChecker:
             or topic_at > size - layout.LEAST_TAIL
             or size > self._max_record_bytes
         ):
-            return self._single(record, size, 0, check_crc)
+            return self._single(record, size, index, check_crc)
         tail = bytes(record[topic_at:])
         topic_end = 1 + tail[0]
         known = self._topics.get(tail[1:topic_end])
@@ -95,22 +102,28 @@ class RecordChecker:
             or _may_seem_missing(properties)
             or (check_crc and crc.crc32(record[layout.OFFSET_BODY : topic_at]) & layout.CRC_MASK != body_crc)
         ):
-            return self._single(record, size, 0, check_crc)
+            return self._single(record, size, index, check_crc)
         return CheckedRecord(record, (known[0], queue_id), 0, *_hashes(properties, known[1]))
 
-    def few(self, records: memoryview, sizes: npt.NDArray[np.int32], check_crc: bool) -> list[CheckedRecord]:
-        """Check the records one by one."""
+    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], check_crc: bool) -> CheckedRecords:
+        """Check 1..n records, a few of them without NumPy."""
+        if len(sizes) == 1 and sizes[0] == len(records):
+            return (self.one(memoryview(records), check_crc),)
+        if len(sizes) <= _FEW and len(records) <= self._max_record_bytes:
+            return self._few(memoryview(records), sizes, check_crc)
+        return self._many(records, sizes, check_crc)
+
+    def _few(self, records: memoryview, sizes: npt.NDArray[np.int32], check_crc: bool) -> list[CheckedRecord]:
         found: list[CheckedRecord] = []
         at = 0
         for size in sizes.tolist():
-            found.append(self._single(records[at : at + size], size, len(found), check_crc))
+            found.append(self.one(records[at : at + size], check_crc, len(found)))
             at += size
         if at != len(records) or not found:
             raise InvalidInput("sizes", f"sizes that add up to the buffer's {len(records)} bytes", at)
         return found
 
-    def many(self, records: Buffer, sizes: npt.NDArray[np.int32], check_crc: bool) -> Batch:
-        """Check all records at once."""
+    def _many(self, records: Buffer, sizes: npt.NDArray[np.int32], check_crc: bool) -> Batch:
         try:
             batch = parse(records, sizes, check_crc=check_crc)
         except BadRecord as bad:
@@ -207,3 +220,14 @@ def _hashes(properties: bytes, prefix: bytes) -> tuple[int, list[int]]:
     """Return a record's tags code and its keys' index hashes; `prefix` begins each key."""
     tags, keys = tags_and_keys(properties)
     return tags_code_of_bytes(tags) if tags else 0, [index_hash_of_bytes(prefix + key) for key in keys]
+
+
+def check_topic_queues(checked: CheckedRecords, topic_queues: Collection[tuple[str, int]]) -> None:
+    """Raise InvalidInput if a record belongs to another queue than these."""
+    if isinstance(checked, Batch):
+        found = [(group.topic, group.queue_id) for group in checked.groups]
+    else:
+        found = [single.topic_queue for single in checked]
+    for topic_queue in found:
+        if topic_queue not in topic_queues:
+            raise InvalidInput("records", f"records of {sorted(topic_queues)}", topic_queue)

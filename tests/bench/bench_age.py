@@ -104,7 +104,7 @@ def make_old_directory(directory: Path, age: Age) -> None:
         for n in range(age.lanes):
             one = bytearray(record(f"t{n % age.topics}", n // age.topics % QUEUES, n))
             producer_sequence.stamp_first(one, ProducerSequence(f"{n // (age.topics * QUEUES):016x}", 0, 0, 1))
-            core.append_one_sequenced(store.check_one(one))
+            core.append_one(store.check_one(one), sequenced=True)
         now_ms = time.time_ns() // 1_000_000
         for first in range(0, age.timers, 1000):
             due = [str(now_ms + HOUR_MS + rng.randrange(24 * HOUR_MS)) for _ in range(1000)]

@@ -218,7 +218,7 @@ class PowerLossBroker:
         records, sizes = encoded(*(Message("t", body) for body in bodies), queue_id=1)
         stamped = bytearray(records)
         sizes = stamp(stamped, sizes, ProducerSequence(PRODUCER, self._epoch, self._next, len(bodies)))
-        tries = [self.core.append_sequenced("t", 1, memoryview(bytes(stamped)), sizes) for _ in range(2)]
+        tries = [self.core.append("t", 1, memoryview(bytes(stamped)), sizes, sequenced=True) for _ in range(2)]
         assert tries[0].queue_offsets.tolist() == tries[1].queue_offsets.tolist()
         found = []
         for offset in tries[0].queue_offsets.tolist():

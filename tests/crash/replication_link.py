@@ -25,7 +25,7 @@ from raymq.actors.broker.replication.replication_receiver import (
     WriteEvents,
     WriteLog,
 )
-from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
+from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.storage import expired_queue_offsets
 from raymq.storage.cooperative_steps import run_steps
@@ -104,13 +104,13 @@ class ReplicationLink:
 
     def step(self, most_bytes: int = 1 << 20) -> bool:
         """Ship one piece; return False if the replica has everything."""
-        shipment = self._feeder.next_shipment(most_bytes)
-        if isinstance(shipment, ShipLog):
-            with self._master.store.log_slice(shipment.start, shipment.end) as found:
-                self._do(self._feeder.frame_of(shipment, bytes(found.view)))
-        elif shipment is not None:
-            self._do(self._feeder.frame_of(shipment))
-        return shipment is not None
+        store = self._master.store
+        frame = self._feeder.next_frame(
+            self._extent().end, lambda begin, end: bytes(store.log_slice(begin, end).view), most_bytes
+        )
+        if frame is not None:
+            self._do(frame)
+        return frame is not None
 
     def all(self) -> None:
         """Ship until the replica has everything."""

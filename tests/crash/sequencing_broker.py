@@ -55,7 +55,7 @@ class SequencingBroker:
         records = [make_record(body, topic=TOPIC, unique_key=f"k{number}") for number, body in enumerate(bodies)]
         data, sizes = bytearray(b"".join(records)), np.array([len(record) for record in records], np.int32)
         sizes = stamp(data, sizes, ProducerSequence(PRODUCER, epoch, first, len(bodies)))
-        placed = self.core.append_sequenced(TOPIC, QUEUE, memoryview(bytes(data)), sizes)
+        placed = self.core.append(TOPIC, QUEUE, memoryview(bytes(data)), sizes, sequenced=True)
         check_invariants(self.core.producers)
         return placed
 

@@ -152,7 +152,7 @@ def test_lost_batch_is_not_taken_for_later_messages(tmp_path: Path) -> None:
         records, sizes = encoded(Message("t", b"numbered %d" % first), Message("t", b"numbered %d" % (first + 1)))
         stamped = bytearray(records)
         sizes = stamp(stamped, sizes, ProducerSequence("00000000000000ab", 0, first, 2))
-        return int(core.append_sequenced("t", 0, memoryview(bytes(stamped)), sizes).queue_offsets[0])
+        return int(core.append("t", 0, memoryview(bytes(stamped)), sizes, sequenced=True).queue_offsets[0])
 
     def restore_producers(core: BrokerCore) -> ProducerStateJournal:
         history = ProducerStateJournal(core.producers, core.store)

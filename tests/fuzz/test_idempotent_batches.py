@@ -91,8 +91,8 @@ class IdempotentBatchesFuzz:
         if lane.under_way is None:
             lane.under_way = self._new_batch(lane)
         batch = lane.under_way
-        placed = self._bench.core.append_sequenced(
-            "t", lane.queue_id, memoryview(batch.records), batch.sizes, delayed=batch.delayed
+        placed = self._bench.core.append(
+            "t", lane.queue_id, memoryview(batch.records), batch.sizes, delayed=batch.delayed, sequenced=True
         )
         offsets = np.asarray(placed.queue_offsets).tolist()
         assert len(offsets) == len(batch.bodies)

@@ -156,7 +156,7 @@ class PowerFuzz(CheckedMachine):
         stamped = bytearray(records)
         sequence = ProducerSequence(PRODUCER, self.known.epoch, self.known.next, len(names))
         sizes = stamp(stamped, sizes, sequence)
-        tries = [self.core.append_sequenced("t", 1, memoryview(bytes(stamped)), sizes) for _ in range(2)]
+        tries = [self.core.append("t", 1, memoryview(bytes(stamped)), sizes, sequenced=True) for _ in range(2)]
         assert tries[0].queue_offsets.tolist() == tries[1].queue_offsets.tolist()
         self._look()
         for name, offset in zip(names, tries[0].queue_offsets.tolist(), strict=True):

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.broker.core.appending.idempotence import StoredBatch
-from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.errors import WriteUnknown
 from raymq.actors.protocol import RecordPositions
 from raymq.client import Connection, Message, MessageQueue, Producer, PullConsumer
@@ -60,11 +59,11 @@ def test_retry_of_truncated_batch_returns_both_offset_ranges(
 ) -> None:
     """As after a power loss: three of ten records are left, and another producer appended next."""
     core = services.brokers["broker-a"].core
-    whole = core.append_sequenced
+    whole = core.append
 
-    def cut(topic: str, queue_id: int, records: memoryview, sizes: Any, *, delayed: bool = False) -> RecordPositions:
+    def cut(topic: str, queue_id: int, records: memoryview, sizes: Any, **options: bool) -> RecordPositions:
         if len(sizes) < len(BODIES):
-            return whole(topic, queue_id, records, sizes, delayed=delayed)
+            return whole(topic, queue_id, records, sizes, **options)
         monkeypatch.undo()
         sequence = producer_sequence.read(records)
         left = core.append(topic, queue_id, records[: int(sizes[:3].sum())], sizes[:3])
@@ -74,7 +73,7 @@ def test_retry_of_truncated_batch_returns_both_offset_ranges(
         core.append(topic, queue_id, memoryview(other), np.array([len(other)], np.int32))
         raise WriteUnknown("the power was lost")
 
-    monkeypatch.setattr(core, "append_sequenced", cut)
+    monkeypatch.setattr(core, "append", cut)
     with Producer(mq, "p", idempotent=True, timeout=30.0, linger=lingering) as producer:
         assert send(producer) == BOTH_PLACES
     with PullConsumer(mq, "reader") as pull:
@@ -97,16 +96,15 @@ def test_answer_with_too_few_positions_raises_outcome_unknown(
     idempotent: bool,
 ) -> None:
     core = services.brokers["broker-a"].core
-    name = "append_sequenced" if idempotent else "append"
-    whole = getattr(BrokerCore, name)
+    whole = core.append
 
     def too_few(*arguments: Any, **options: Any) -> RecordPositions:
-        placed = whole(core, *arguments, **options)
+        placed = whole(*arguments, **options)
         return RecordPositions(
             placed.topic, placed.queue_ids[:3], placed.queue_offsets[:3], placed.physical_offsets[:3]
         )
 
-    monkeypatch.setattr(core, name, too_few)
+    monkeypatch.setattr(core, "append", too_few)
     with Producer(mq, "p", idempotent=idempotent, timeout=5.0, retries=1, linger=lingering) as producer:
         for _ in range(2):  # the first send may use the event loop, the second one its own socket
             with pytest.raises(OutcomeUnknown):

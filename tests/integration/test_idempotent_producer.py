@@ -20,6 +20,7 @@ from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import NotStored, OutcomeUnknown, RayMQError, StoreFailed
 from raymq.client.produce.outbox_file import OutboxFile
+from raymq.storage.log.record_checker import CheckedRecord
 from tests.integration.conftest import Services
 from tests.integration.proxy import LossyProxy
 
@@ -292,10 +293,11 @@ def test_sequence_number_in_doubt_is_not_reused(
 ) -> None:
     """A broker that fails halfway stores what it refuses; an interrupted caller does not know what it sent."""
     core = services.brokers["broker-a"].core
-    append, ask = core.append_one, BlockingChannelPool.ask
+    append, ask = core.write_one, BlockingChannelPool.ask
 
-    def half_way(*arguments: Any, **more: Any) -> tuple[int, int]:
-        append(*arguments[:1])
+    def half_way(single: CheckedRecord, **_: Any) -> None:
+        append(single)
+        core.dispatch_one(single)
         raise StoreFailed("half way")
 
     def interrupted(*arguments: Any) -> None:
@@ -304,7 +306,7 @@ def test_sequence_number_in_doubt_is_not_reused(
 
     with Producer(mq, "p", idempotent=True, retries=retries) as producer:
         producer.send(Message("t", b"0"), queue=QUEUE)
-        monkeypatch.setattr(core, "append_one", half_way)
+        monkeypatch.setattr(core, "write_one", half_way)
         if retries:  # The event loop makes the second try.
             assert producer.send(Message("t", b"1"), queue=QUEUE).queue_offset == 2
         else:

@@ -65,7 +65,6 @@ from raymq.actors.protocol import MESSAGE_TYPE, PERM_WRITE, DueReport, MessageTy
 from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps, map_steps
 from raymq.storage.files.json_file import DataVersion
-from raymq.storage.log.message_writer import OnStored
 from raymq.storage.log.record_checker import CheckedRecord
 from raymq.storage.log.retention import RetentionResult
 from raymq.storage.records import producer_sequence
@@ -236,7 +235,14 @@ class BrokerCore:
     # -- append --------------------------------------------------------------------------------------------------
 
     def append(
-        self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+        self,
+        topic: str,
+        queue_id: int,
+        records: memoryview,
+        sizes: npt.NDArray[np.int32],
+        *,
+        delayed: bool = False,
+        sequenced: bool = False,
     ) -> RecordPositions:
         """Store encoded records of one queue, all or none of them.
 
@@ -245,107 +251,84 @@ class BrokerCore:
         Args:
             delayed: the records carry a delay level, a delivery time or the mark of a transaction, all of them the
                 same of the three, and wait in another queue first; the result then names their positions in that queue.
+            sequenced: they are an idempotent producer's; a repeated batch gets its first positions. If a crash has cut
+                the batch, its missing messages are stored first; then its positions are two ranges or more.
 
         Raises:
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, StoreFull, StoreFailed.
-        """
-        if not delayed:
-            self.check_writable(topic, queue_id)
-        else:
-            self._check_records(records, sizes, (topic, queue_id))
-            told = decode(records, check_crc=False).properties
-            if told.get(names.TRAN_MSG) == "true":
-                self.check_writable(topic, queue_id, MessageType.TRANSACTION)
-                return self.transactions.defer(records, sizes, (topic, queue_id))
-            self.check_writable(topic, queue_id, MessageType.DELAY)
-            keeper = self.schedule if names.DELAY in told else self.timers
-            return keeper.defer(records, sizes, (topic, queue_id))
-        result = self._append(records, sizes, (topic, queue_id))
-        queue_ids = np.full(len(sizes), queue_id, np.int32)
-        return RecordPositions(topic, queue_ids, result.queue_offsets, result.physical_offsets)
-
-    def _check_records(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
-        """Raise InvalidInput if records are not valid for an append to that queue.
-
-        It makes the checks of an append for records that are not appended unchanged.
-        """
-        if sizes.tolist() == [len(records)] and self.store.check_one(records).topic_queue == topic_queue:
-            return  # the usual case, for a tenth of the time
-        self.store.check(records, sizes, topic_queue)
-
-    def append_one(
-        self, single: CheckedRecord, stored: OnStored | None = None, *, is_open: bool = False
-    ) -> tuple[int, int]:
-        """Do `append` for one record that `Store.check_one` has checked and decoded.
-
-        Args:
-            stored: as in `Store.append_one`.
-            is_open: the caller has just checked `is_open` for the record's queue.
-
-        Returns:
-            its queue offset and its physical offset.
-        """
-        topic_queue = single.topic_queue
-        if not is_open and not self.is_open(topic_queue):
-            self.check_writable(*topic_queue)
-        began = self._monotonic()
-        place = self.store.append_one(single, stored)
-        self.admission.appended(began)
-        if not self._read_barrier.is_active or not self._read_barrier.is_blocked(topic_queue):
-            self.on_arrival((topic_queue,))
-        return place
-
-    def append_sequenced(
-        self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
-    ) -> RecordPositions:
-        """Do `append` for an idempotent producer; a repeated batch gets its first positions.
-
-        If a crash has cut the batch, its missing messages are stored first. Then its positions are two ranges or more.
-
-        Raises:
             SequenceGap: the batch does not follow the last one of its producer in this queue, or its missing messages
-                cannot be stored as a batch of their own. As `append` besides.
+                cannot be stored as a batch of their own.
         """
+        store = partial(self._append_delayed if delayed else self._append_writable, (topic, queue_id))
+        if not sequenced:
+            return store(records, sizes)
         lane, sequence, known = self._numbered(records, len(sizes), (topic, queue_id), delayed=delayed)
         if known is None:
-            placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
+            placed = store(records, sizes)
             self.producers.remember(lane, sequence, to_stored_batch(placed))
             return placed
         here = known.total
         if here < len(sizes):
-            rest, rest_sizes = remaining_batch(records, sizes, sequence, here)
-            placed = self.append(topic, queue_id, rest, rest_sizes, delayed=delayed)
+            placed = store(*remaining_batch(records, sizes, sequence, here))
             known = self.producers.complete(lane, to_stored_batch(placed))
         return batch_placement(known, partial(physical_offsets, self.store))
 
-    def append_one_sequenced(
-        self, single: CheckedRecord, stored: OnStored | None = None, *, is_open: bool = False
-    ) -> tuple[int, int]:
-        """Do `append_one` for an idempotent producer, as `append_sequenced`.
+    def _append_writable(
+        self, topic_queue: tuple[str, int], records: memoryview, sizes: npt.NDArray[np.int32]
+    ) -> RecordPositions:
+        self.check_writable(*topic_queue)
+        result = self._append(records, sizes, topic_queue)
+        queue_ids = np.full(len(sizes), topic_queue[1], np.int32)
+        return RecordPositions(topic_queue[0], queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def _append_delayed(
+        self, topic_queue: tuple[str, int], records: memoryview, sizes: npt.NDArray[np.int32]
+    ) -> RecordPositions:
+        self.store.check(records, sizes, topic_queue)
+        told = decode(records, check_crc=False).properties
+        if told.get(names.TRAN_MSG) == "true":
+            self.check_writable(*topic_queue, MessageType.TRANSACTION)
+            return self.transactions.defer(records, sizes, topic_queue)
+        self.check_writable(*topic_queue, MessageType.DELAY)
+        return (self.schedule if names.DELAY in told else self.timers).defer(records, sizes, topic_queue)
+
+    def append_one(self, single: CheckedRecord, *, sequenced: bool = False) -> tuple[int, int]:
+        """Do `append` for one record that `Store.check_one` has checked; return its two offsets.
 
         Args:
-            stored: also called, with its positions, for a record that is stored already.
-            is_open: as in `append_one`.
+            sequenced: it is an idempotent producer's, as in `append`.
         """
-        lane, sequence, known = self._numbered(single.record, 1, single.topic_queue, delayed=False)
-        if known is not None:
-            place = known.offset, int(physical_offsets(self.store, known)[0])
-            if stored is not None:
-                stored(*place)
-            return place
-        topic, queue_id = single.topic_queue
-
-        def on_appended(queue_offset: int, physical_offset: int) -> None:
-            try:
-                assert stored is not None
-                stored(queue_offset, physical_offset)
-            except BaseException:  # the record is stored, even if its producer never gets the answer
-                self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
-                raise
-
-        place = self.append_one(single, on_appended if stored is not None else None, is_open=is_open)
-        self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
+        if not self.is_open(single.topic_queue):
+            self.check_writable(*single.topic_queue)
+        place = self.write_one(single, sequenced=sequenced)
+        self.dispatch_one(single)
         return place
+
+    def write_one(self, single: CheckedRecord, *, sequenced: bool = False) -> tuple[int, int]:
+        """Do the first half of `append_one` for a queue that `is_open`: the record is in the log.
+
+        `dispatch_one` has to follow.
+        """
+        numbered = self._numbered(single.record, 1, single.topic_queue, delayed=False) if sequenced else None
+        if numbered is not None and (known := numbered[2]) is not None:
+            return known.offset, int(physical_offsets(self.store, known)[0])
+        began = self._monotonic()
+        place = self.store.write(single)
+        try:
+            self.admission.appended(began)
+            if numbered is not None:
+                lane, sequence, _ = numbered
+                self.producers.remember(lane, sequence, StoredBatch(*single.topic_queue, place[0], 1))
+        except BaseException:
+            self.store.dispatch()
+            raise
+        return place
+
+    def dispatch_one(self, single: CheckedRecord) -> None:
+        """Do the second half of `append_one`: queue and index get a new record, and readers are woken."""
+        is_new = self.store.dispatch()
+        if is_new and not (self._read_barrier.is_active and self._read_barrier.is_blocked(single.topic_queue)):
+            self.on_arrival((single.topic_queue,))
 
     def _numbered(
         self, records: Buffer, count: int, queue: tuple[str, int], *, delayed: bool

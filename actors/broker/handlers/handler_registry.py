@@ -6,7 +6,6 @@ from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.handlers import (
     admin_handlers,
     append_handlers,
-    append_one_handlers,
     assignment_handlers,
     backup_handlers,
     coordinator_directory_handlers,
@@ -31,7 +30,6 @@ from raymq.actors.broker.handlers.broker_command import Commands
 
 _FAMILIES = (
     append_handlers,
-    append_one_handlers,
     staged_write_handlers,
     coordinator_directory_handlers,
     send_handlers,

@@ -9,13 +9,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from time import monotonic
 from typing import Final, cast
 
 from raymq.actors.broker.replication.replication_frames import (
     HEAD_BYTES,
     FrameHead,
     ReplicationFrame,
-    check_body,
     read_head,
 )
 from raymq.actors.errors import RayMQError
@@ -111,8 +111,9 @@ class FrameStream(asyncio.BufferedProtocol):
     def resume(self) -> None:
         """Deliver the frames that have arrived, and continue reading."""
         self._paused = False
-        self.received_at = asyncio.get_running_loop().time()
-        self._hand_over()
+        self.received_at = monotonic()
+        if self.is_open:
+            self._hand_over()
         if self.is_open and not self._paused and self._transport is not None and not self._transport.is_reading():
             self._transport.resume_reading()
 
@@ -126,7 +127,7 @@ class FrameStream(asyncio.BufferedProtocol):
                 own.setsockopt(socket.SOL_SOCKET, which, _SOCKET_BYTES)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.peer = f"{host}:{port}"
-        self.received_at = asyncio.get_running_loop().time()
+        self.received_at = monotonic()
         self.has_room = True
         self._on_made()
 
@@ -148,7 +149,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return self._buffer[self._filled : end if end > self._filled else None]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.received_at = asyncio.get_running_loop().time()
+        self.received_at = monotonic()  # event loops use this clock, too
         self._filled += nbytes
         if not self._paused:
             self._hand_over()
@@ -170,21 +171,21 @@ class FrameStream(asyncio.BufferedProtocol):
     def _serve(self) -> int:
         """Deliver the complete frames; return how many bytes of the buffer are consumed."""
         at = 0
-        while self.is_open and not self._paused:
+        while True:
             head = self._head
             if head is None:
                 if self._filled - at < HEAD_BYTES:
-                    break
-                head = self._head = read_head(self._buffer[at : at + HEAD_BYTES])
+                    return at
+                head = self._head = read_head(self._buffer, at)
                 at += HEAD_BYTES
-            if self._filled - at < head.body_bytes:
-                break
-            body = self._buffer[at : at + head.body_bytes]
-            check_body(head, body)
+            end = at + head.body_bytes
+            if end > self._filled:
+                return at
             self._head = None
-            at += head.body_bytes
-            self._on_frame(ReplicationFrame(head.kind, head.epoch, head.position, head.confirmed, body))
-        return at
+            self._on_frame(head.frame(self._buffer[at:end]))
+            at = end
+            if at == self._filled or self._paused or not self.is_open:
+                return at
 
     def _keep(self, used: int) -> None:
         """Move the incomplete rest to the buffer's beginning; grow it for a long frame."""

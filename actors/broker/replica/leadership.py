@@ -268,25 +268,15 @@ class Leadership:
         """Return True if `answer` covers everything that an append waits for."""
         return not self._flushes
 
-    def written(self, *_: object) -> None:
-        """Ship a message just written to the log, before its further processing here."""
-        if not self.is_sync:
-            return  # replicas get it after the answer, which does not wait for them
-        if self._scheduled or self.in_sync.confirmed.offset < self._shipped.offset:
-            self._changed_here()  # together with all else that comes until then
-        else:
-            self._ship()
-
     def answer(self, make: Callable[[SendStatus], _T]) -> SyncCallbackFuture[_T]:
         """Return a future of `make`'s result for the status of the append just made.
 
-        With sync it waits until all in-sync replicas have the append.
+        With sync it waits until all in-sync replicas have the append, which is shipped now.
         """
         if not self.is_sync:
             return self._pending_acks.when(self.advance(), make)
         end = self.end
-        if end != self._shipped:
-            self._changed_here()
+        self._ship_append(end)
         return self._pending_acks.when(end, make)
 
     async def settled_append(self) -> SendStatus:
@@ -343,14 +333,25 @@ class Leadership:
             self._commits.request()
         if not self.is_sync:
             self._changed_here()  # after the answers, which do not wait for it
-        elif self._shipped != self.end:
-            self.written()
+        else:
+            self._ship_append(self.end)
+
+    def _ship_append(self, end: StreamPosition) -> None:
+        """Ship an append now, or with all that comes until replicas have acknowledged the one before."""
+        if end == self._shipped:
+            return
+        if self._scheduled or self.in_sync.confirmed.offset < self._shipped.offset:
+            self._changed_here()
+        else:
+            self._ship()
 
     def _ship(self) -> None:
         self._scheduled = False
-        if self.has_ended:
+        if not self.accepts_replicas:
             return
-        self._shipped = end = self.advance()
+        self._shipped = end = self.end
+        if self._record_end(end):
+            self.confirm()
         self.shipping.pump(end)
 
     def advance(self) -> StreamPosition:
@@ -361,17 +362,25 @@ class Leadership:
         Returns:
             where the stream ends.
         """
-        store, end = self._store, self.end
-        if self.has_ended or self._arrivals is None:
-            return end
+        end = self.end
+        if self.accepts_replicas:
+            self._record_end(end)
+            self.confirm()
+        return end
+
+    def _record_end(self, end: StreamPosition) -> bool:
+        """Record where the stream ends; return True if more is confirmed by it."""
+        store = self._store
         safe = end if store is None or not self._flushes else StreamPosition(store.flushed_offset, end.sequence)
-        self.in_sync.appended(end, safe)
+        return self.in_sync.appended(end, safe)
+
+    def confirm(self) -> None:
+        """Let readers see what is confirmed, and answer the requests that wait for it."""
         confirmed = self.in_sync.confirmed
-        if store is not None:
-            store.confirmed.advance(confirmed.offset)
+        if self._store is not None and self._arrivals is not None:
+            self._store.confirmed.advance(confirmed.offset)
             self._arrivals.confirmed()
         self._pending_acks.advance(confirmed)
-        return end
 
     def refresh_registered(self) -> None:
         """Read the register, because it may list a replica that has just started."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from raymq.actors.broker.replication.ack_rule import NOT_MASTER, AckOutcome, AckRule
 from raymq.actors.broker.replication.stream_position import StreamPosition
@@ -20,6 +20,15 @@ SLAVE_SECONDS: Final = 3.0
 _T = TypeVar("_T")
 
 
+class _PendingAck(NamedTuple, Generic[_T]):
+    """A request whose data end at `end`, with the function that makes its answer for a status."""
+
+    end: StreamPosition
+    deadline: float
+    make: Callable[[SendStatus], _T]
+    future: SyncCallbackFuture[_T]
+
+
 class PendingAcks:
     """The waiting requests, in the order of the stream. Belongs to the broker's loop.
 
@@ -32,8 +41,7 @@ class PendingAcks:
         self._clock = clock
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        #: End position, deadline, and a callback that checks the rule and waits again if it was called too early.
-        self._waiting: deque[tuple[StreamPosition, float, Callable[[], None]]] = deque()
+        self._waiting: deque[_PendingAck[Any]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,46 +60,44 @@ class PendingAcks:
         That is the status of the data that end at this position. The future fails with WriteUnknown as `wait` does, or
         with the error that `make` raises.
         """
-        future: SyncCallbackFuture[_T] = SyncCallbackFuture(loop=self._loop)
-        deadline = self._clock() + self._seconds
+        waiting = _PendingAck(end, self._clock() + self._seconds, make, SyncCallbackFuture(loop=self._loop))
+        self._answer(waiting)
+        return waiting.future
 
-        def advance() -> None:
-            if future.done():
-                return  # the request was cancelled
-            outcome = self.rule.outcome(end)
-            try:
-                if outcome is AckOutcome.SAFE:
-                    future.set_result(make(SendStatus.SEND_OK))
-                elif outcome is AckOutcome.UNKNOWN:
-                    future.set_exception(
-                        WriteUnknown(f"stored, but {NOT_MASTER}: the next master may or may not have it")
-                    )
-                elif self._clock() >= deadline:
-                    future.set_result(make(self.rule.timed_out()))
-                else:
-                    self._waiting.append((end, deadline, advance))
-            except Exception as error:  # noqa: BLE001 - the error is the answer
-                future.set_exception(error)
-
-        advance()
-        return future
+    def _answer(self, waiting: _PendingAck[Any]) -> None:
+        """Answer a request, or let it wait on if its data are not safe yet."""
+        future = waiting.future
+        if future.done():
+            return  # the request was cancelled
+        outcome = self.rule.outcome(waiting.end)
+        try:
+            if outcome is AckOutcome.SAFE:
+                future.set_result(waiting.make(SendStatus.SEND_OK))
+            elif outcome is AckOutcome.UNKNOWN:
+                future.set_exception(WriteUnknown(f"stored, but {NOT_MASTER}: the next master may or may not have it"))
+            elif self._clock() >= waiting.deadline:
+                future.set_result(waiting.make(self.rule.timed_out()))
+            else:
+                self._waiting.append(waiting)
+        except Exception as error:  # noqa: BLE001 - the error is the answer
+            future.set_exception(error)
 
     def advance(self, confirmed: StreamPosition) -> None:
         """Check the requests up to `confirmed`, the new high watermark."""
         waiting = self._waiting
         for _ in range(len(waiting)):
-            if not confirmed.covers(waiting[0][0]):
+            if not confirmed.covers(waiting[0].end):
                 return
-            waiting.popleft()[2]()
+            self._answer(waiting.popleft())
 
     def sweep(self) -> None:
         """Check requests whose time-out has passed; call it a few times a second."""
         now = self._clock()
-        if any(deadline <= now for _, deadline, _ in self._waiting):
+        if any(each.deadline <= now for each in self._waiting):
             self.wake_all()
 
     def wake_all(self) -> None:
         """Check all requests, because something that concerns all of them has changed."""
         waiting, self._waiting = self._waiting, deque()
-        for _, _, advance in waiting:
-            advance()
+        for each in waiting:
+            self._answer(each)

@@ -16,7 +16,7 @@ from raymq.actors.broker.replication.in_sync_set import InSyncSet
 from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, StreamExtent
 from raymq.actors.broker.replication.replica_claims import connection_refusal
 from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
-from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
+from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import InvalidInput, ProtocolError, RayMQError
 from raymq.actors.keeper.group_state import GroupState
@@ -29,8 +29,6 @@ from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.log_slice import LogSlice
 from raymq.storage.version import VERSION
 
-#: Bytes of the log in one frame.
-_CHUNK_BYTES: Final = 1 << 20
 #: So many frames are sent to one replica in one step.
 _FRAMES_A_TURN: Final = 8
 #: A connection without HELLO is closed after this time.
@@ -73,7 +71,10 @@ class ReplicationSource(Protocol):
         """Return what `Store.expired_ends` returns."""
 
     def advance(self) -> StreamPosition:
-        """Raise the high watermark after an acknowledgement; return where the stream ends."""
+        """Record where the stream ends, raise the high watermark, and return that end."""
+
+    def confirm(self) -> None:
+        """Apply the high watermark, which an acknowledgement has raised."""
 
     def refresh_registered(self) -> None:
         """Read the register, because it may list the replica that connects."""
@@ -186,33 +187,30 @@ class _Connection:
 
         If more is left, continue after other tasks.
         """
+        self._pumping = False
+        self._room.set()
         self.ship(self._group.advance())  # replicas must not acknowledge more than it has recorded
 
     def ship(self, end: StreamPosition) -> None:
         """Do `pump` for a caller that has just found that the stream ends at `end`."""
-        self._room.set()
-        self._pumping = False
-        feeder, group = self._feeder, self._group
+        frames = self.frames
         try:
             for _ in range(_FRAMES_A_TURN):
-                if not self.frames.has_room or feeder.has_shipped(end):
+                frame = self._feeder.next_frame(end, self._log) if frames.has_room else None
+                if frame is None:
                     return
-                shipment = feeder.next_shipment(_CHUNK_BYTES)
-                if shipment is None:
-                    return
-                if isinstance(shipment, ShipLog):
-                    with group.log_slice(shipment.start, shipment.end) as found:
-                        self.frames.send(feeder.frame_of(shipment, found.view))
-                else:
-                    self.frames.send(feeder.frame_of(shipment))
+                frames.send(frame)
         except (ProtocolError, MessageExpired, InvalidInput) as error:
             # The replica needs data that are deleted, or was sent data that do not exist: it reconnects with a new
             # HELLO.
-            self.frames.abort(str(error))
+            frames.abort(str(error))
             return
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self.pump)
+
+    def _log(self, begin: int, end: int) -> memoryview:
+        return self._group.log_slice(begin, end).view  # the view keeps the mapping alive
 
     # -- frames
 
@@ -240,7 +238,7 @@ class _Connection:
             if self.hello is None:
                 raise ProtocolError("received ACK before HELLO")
             if self._group.in_sync.acknowledged(self.hello.replica, self._number, frame.position):
-                self._group.advance()
+                self._group.confirm()
         elif frame.kind is FrameKind.HELLO:
             self._welcome(read_hello(frame.body), frame.position)
         else:

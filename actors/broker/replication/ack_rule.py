@@ -58,14 +58,14 @@ class AckRule:
 
         Await nothing between this call and the answer.
         """
-        safe = self._in_sync.acknowledged_by(self._own)
+        if not self._lease.holds:
+            return AckOutcome.UNKNOWN
         if self._policy.mode == "sync":
             # A member may have left meanwhile: the remaining members may be fewer than was promised.
             is_done = self._in_sync.confirmed.covers(end) and not self._has_too_few()
         else:
+            safe = self._in_sync.acknowledged_by(self._own)
             is_done = safe is not None and safe.covers(end)
-        if not self._lease.holds:
-            return AckOutcome.UNKNOWN
         return AckOutcome.SAFE if is_done else AckOutcome.WAIT
 
     def timed_out(self) -> SendStatus:

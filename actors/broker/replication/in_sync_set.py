@@ -126,7 +126,7 @@ class InSyncSet:
 
         Safe is what is in its files, or with sync flush what is on disk. Return True if more is confirmed by it.
         """
-        if self._end.covers(end) and self._safe.covers(safe):
+        if self._end == end and self._safe == safe:
             return False
         self._end, self._safe = self._end.join(end), self._safe.join(safe)
         return self._confirm()
@@ -238,15 +238,16 @@ class InSyncSet:
             raise ProtocolError(f"replica {replica} reports {position}, but the master ends at {self._end}")
 
     def _confirm(self) -> bool:
-        all_have = self._safe
+        offset, sequence = self._safe
         for each in self.required:
-            has = self.acknowledged_by(each)
-            if has is None:
-                return False
-            all_have = all_have.meet(has)
-        if self.confirmed.covers(all_have):
+            if each != self._own:
+                has = self.acknowledged_by(each)
+                if has is None:
+                    return False
+                offset, sequence = min(offset, has.offset), min(sequence, has.sequence)
+        if offset <= self.confirmed.offset and sequence <= self.confirmed.sequence:
             return False
-        self.confirmed = self.confirmed.join(all_have)
+        self.confirmed = self.confirmed.join(StreamPosition(offset, sequence))
         return True
 
     def _look(self, now: float) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
@@ -27,8 +27,7 @@ from raymq.storage.records import crc
 
 _HEAD: Final = struct.Struct(
     ">"
-    "2s"  # magic
-    "B"  # form
+    "3s"  # magic and form
     "B"  # kind
     "I"  # body length
     "I"  # epoch
@@ -40,72 +39,54 @@ _HEAD: Final = struct.Struct(
 )
 _CRC: Final = struct.Struct(">I")
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
-_MAGIC: Final = b"RR"
 _FORM: Final = 1
+_BEGIN: Final = b"RR" + bytes([_FORM])
 
 Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(enum.IntEnum):
-    """The kind of a frame.
+    """The kind of a frame: its number in a head, and the longest body.
 
     The comments name the sender and the meaning of the frame's position.
     """
 
+    max_body_bytes: int
+
+    def __new__(cls, number: int, max_body_bytes: int) -> Self:
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.max_body_bytes = max_body_bytes
+        return kind
+
     #: Replica: my identity and epochs; my stream ends at the position.
-    HELLO = 1
+    HELLO = 1, 2 << 20
     #: Master: continue from the position.
-    GO_ON = 2
+    GO_ON = 2, 4
     #: Master: truncate to the position, then send HELLO again.
-    CUT = 3
+    CUT = 3, 4
     #: Master: drop your state; tables of the position follow.
-    SNAPSHOT = 4
+    SNAPSHOT = 4, 2 << 20
     #: Master: a part of the tables.
-    TABLES = 5
+    TABLES = 5, 1 << 20
     #: Master: the tables are complete; send HELLO again.
-    SNAPSHOT_END = 6
+    SNAPSHOT_END = 6, 0
     #: Master: the data that follow are of a newer epoch, which begins at the position.
-    EPOCH = 7
+    EPOCH = 7, 64
     #: Master: bytes of the log, which lie at the position.
-    LOG = 8
-    #: Master: state changes; the position has the sequence of the first one.
-    STATE = 9
+    LOG = 8, 4 << 20
+    #: Master: state changes; the position has the sequence of the first one. One event may have 16 MiB.
+    STATE = 9, 17 << 20
     #: Master: nothing new; its stream ends at the position.
-    HEARTBEAT = 10
+    HEARTBEAT = 10, 0
     #: Replica: I have everything up to the position.
-    ACK = 11
+    ACK = 11, 0
     #: Either: I refuse, and close; the body contains the reason.
-    REFUSED = 12
+    REFUSED = 12, 1 << 10
 
 
-#: The longest body of each kind, in bytes.
-MAX_BODY: Final = {
-    FrameKind.HELLO: 2 << 20,
-    FrameKind.GO_ON: 4,
-    FrameKind.CUT: 4,
-    FrameKind.SNAPSHOT: 2 << 20,
-    FrameKind.TABLES: 1 << 20,
-    FrameKind.SNAPSHOT_END: 0,
-    FrameKind.EPOCH: 64,
-    FrameKind.LOG: 4 << 20,
-    FrameKind.STATE: 17 << 20,  # one event may have 16 MiB
-    FrameKind.HEARTBEAT: 0,
-    FrameKind.ACK: 0,
-    FrameKind.REFUSED: 1 << 10,
-}
 #: The kinds by their number in a head.
-_KINDS: Final = {int(kind): kind for kind in MAX_BODY}
-
-
-class FrameHead(NamedTuple):
-    """The head before a body."""
-
-    kind: FrameKind
-    epoch: int
-    position: StreamPosition
-    confirmed: StreamPosition
-    body_bytes: int
-    body_crc: int
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 class ReplicationFrame(NamedTuple):
@@ -123,18 +104,10 @@ class ReplicationFrame(NamedTuple):
         Raises:
             ProtocolError: the body is longer than its kind may be.
         """
-        if len(self.body) > MAX_BODY[self.kind]:
-            raise ProtocolError(f"{len(self.body)} B are too many for {self.kind.name}")
-        head = _HEAD.pack(
-            _MAGIC,
-            _FORM,
-            self.kind,
-            len(self.body),
-            self.epoch,
-            *self.position,
-            *self.confirmed,
-            crc.crc32(self.body),
-        )
+        kind, epoch, position, confirmed, body = self
+        if len(body) > kind.max_body_bytes:
+            raise ProtocolError(f"{len(body)} B are too many for {kind.name}")
+        head = _HEAD.pack(_BEGIN, kind, len(body), epoch, *position, *confirmed, crc.crc32(body))
         return head + _CRC.pack(crc.crc32(head))
 
     def encode(self) -> bytes:
@@ -142,40 +115,44 @@ class ReplicationFrame(NamedTuple):
         return b"".join((self.head(), self.body))
 
 
-def read_head(buffer: Buffer) -> FrameHead:
-    """Decode the head in the first `HEAD_BYTES` of a buffer.
+class FrameHead(NamedTuple):
+    """The decoded head of a frame whose body has not arrived completely."""
+
+    kind: FrameKind
+    epoch: int
+    position: StreamPosition
+    confirmed: StreamPosition
+    body_bytes: int
+    body_crc: int
+
+    def frame(self, body: Buffer) -> ReplicationFrame:
+        """Return the frame with its body. Raise ProtocolError if the body is damaged."""
+        kind, epoch, position, confirmed, body_bytes, body_crc = self
+        if len(body) != body_bytes or crc.crc32(body) != body_crc:
+            raise ProtocolError(f"the body of a {kind.name} is damaged")
+        return ReplicationFrame(kind, epoch, position, confirmed, body)
+
+
+def read_head(buffer: Buffer, at: int = 0) -> FrameHead:
+    """Decode the head in the `HEAD_BYTES` of a buffer from `at` on.
 
     Raises:
         ProtocolError: it is no head, or damaged, or its body length exceeds that of its kind.
     """
-    (expected,) = _CRC.unpack_from(buffer, _HEAD.size)
-    if crc.crc32(memoryview(buffer)[: _HEAD.size]) != expected:
+    (expected,) = _CRC.unpack_from(buffer, at + _HEAD.size)
+    if crc.crc32(buffer[at : at + _HEAD.size]) != expected:
         raise ProtocolError("the head of a replication frame is damaged, or the bytes are no replication frame")
-    magic, form, kind, length, epoch, *numbers, body_crc = _HEAD.unpack_from(buffer)
-    if magic != _MAGIC or form != _FORM:
-        raise ProtocolError(f"not a replication frame of format {_FORM}")
-    known = _KINDS.get(kind)
-    if known is None:
-        raise ProtocolError(f"a replication frame of the unknown kind {kind}")
-    if length > MAX_BODY[known]:
-        raise ProtocolError(f"{length} B are too many for {known.name}")
-    if min(numbers) < 0:
-        raise ProtocolError("a negative position")
-    offset, sequence, confirmed_offset, confirmed_sequence = numbers
-    return FrameHead(
-        known,
-        epoch,
-        StreamPosition(offset, sequence),
-        StreamPosition(confirmed_offset, confirmed_sequence),
-        length,
-        body_crc,
+    begin, number, length, epoch, offset, sequence, confirmed_offset, confirmed_sequence, body_crc = _HEAD.unpack_from(
+        buffer, at
     )
-
-
-def check_body(head: FrameHead, body: Buffer) -> None:
-    """Raise ProtocolError unless this is the body that belongs to the head.
-
-    For callers that receive bodies in place.
-    """
-    if len(body) != head.body_bytes or crc.crc32(body) != head.body_crc:
-        raise ProtocolError(f"the body of a {head.kind.name} is damaged")
+    if begin != _BEGIN:
+        raise ProtocolError(f"not a replication frame of format {_FORM}")
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise ProtocolError(f"a replication frame of the unknown kind {number}")
+    if length > kind.max_body_bytes:
+        raise ProtocolError(f"{length} B are too many for {kind.name}")
+    if offset < 0 or sequence < 0 or confirmed_offset < 0 or confirmed_sequence < 0:
+        raise ProtocolError("a negative position")
+    confirmed = StreamPosition(confirmed_offset, confirmed_sequence)
+    return FrameHead(kind, epoch, StreamPosition(offset, sequence), confirmed, length, body_crc)

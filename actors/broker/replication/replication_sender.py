@@ -8,9 +8,8 @@ journal are sent in the order in which the master made them. An EPOCH frame sepa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
+from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.frame_bodies import (
     Hello,
     encode_epochs,
@@ -25,7 +24,7 @@ from raymq.actors.broker.replication.reconciliation import (
     TruncateTo,
     reconcile,
 )
-from raymq.actors.broker.replication.replication_frames import MAX_BODY, FrameKind, ReplicationFrame
+from raymq.actors.broker.replication.replication_frames import Buffer, FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
@@ -33,31 +32,6 @@ from raymq.storage.journal.journal_event import JournalEvent
 
 #: Bytes of the log in one frame.
 CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ShipLog:
-    """A shipment of the log's bytes from `start` to `end`, sent directly from the mapping."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShipEvents:
-    """A shipment of these events of the state journal."""
-
-    events: Sequence[JournalEvent]
-
-
-@dataclass(frozen=True, slots=True)
-class ShipEpoch:
-    """A shipment that begins a newer epoch."""
-
-    entry: EpochStart
-
-
-Shipment = ShipLog | ShipEvents | ShipEpoch
 
 
 class ReplicationSender:
@@ -94,7 +68,7 @@ class ReplicationSender:
     def on_hello(self, hello: Hello, end: StreamPosition) -> tuple[ReconcileResult, ReplicationFrame]:
         """Return the verdict on a replica that has sent HELLO, and its frame.
 
-        After GO_ON `next_shipment` begins. After a SNAPSHOT frame the caller sends the tables, and SNAPSHOT_END last;
+        After GO_ON `next_frame` begins. After a SNAPSHOT frame the caller sends the tables, and SNAPSHOT_END last;
         the replica sends HELLO again after it, as after a CUT.
 
         Raises:
@@ -125,14 +99,17 @@ class ReplicationSender:
         """
         return self._tables_at if self.position is None else self.position.sequence
 
-    def has_shipped(self, end: StreamPosition) -> bool:
-        """Return True if everything up to `end`, the master's end, is shipped."""
-        return self.position == end and self._shipped_epoch == self._epoch
-
-    def next_shipment(self, most_bytes: int = CHUNK_BYTES) -> Shipment | None:
-        """Return what to ship now, or None.
+    def next_frame(
+        self, end: StreamPosition, log: Callable[[int, int], Buffer], most_bytes: int = CHUNK_BYTES
+    ) -> ReplicationFrame | None:
+        """Return the next frame of the stream up to `end`, and count it as shipped.
 
         None: everything is shipped, or the replica does not expect the stream.
+
+        Args:
+            end: where the master's stream ends.
+            log: returns the log's bytes between two offsets; it may return fewer, the rest comes with the next frame.
+            most_bytes: of the stream in one frame.
 
         Raises:
             ProtocolError: events that it still needs were dropped: close, it gets a copy when it reconnects.
@@ -140,40 +117,33 @@ class ReplicationSender:
         position = self.position
         if position is None:
             return None
-        extent = self._extent()
-        entry = extent.epochs.after(self._shipped_epoch)
-        if entry is not None and position.covers(entry.start):
-            return ShipEpoch(entry)
-        bound = extent.end if entry is None else entry.start
+        if self._shipped_epoch != self._epoch:
+            entry = self._extent().epochs.after(self._shipped_epoch)
+            if entry is not None:
+                if position.covers(entry.start):
+                    self._shipped_epoch = entry.epoch
+                    return self._frame(FrameKind.EPOCH, entry.start, encode_epochs([entry]))
+                end = entry.start
+        log_end = end.offset
+        if position.sequence < end.sequence:
+            pending = self._pending_events(position.sequence, end.sequence)
+            if due := [event for event in pending if event.log_offset <= position.offset]:
+                events = _fitting(due, most_bytes)
+                self.position = position._replace(sequence=events[-1].sequence)
+                first = position._replace(sequence=events[0].sequence)
+                return self._frame(FrameKind.STATE, first, encode_events(events))
+            log_end = min(log_end, *(event.log_offset for event in pending[:1]))
+        if position.offset >= log_end:
+            return None
+        content = log(position.offset, min(log_end, position.offset + most_bytes))
+        self.position = StreamPosition(position.offset + len(content), position.sequence)
+        return self._frame(FrameKind.LOG, position, content)
+
+    def _pending_events(self, after: int, last: int) -> Sequence[JournalEvent]:
         try:
-            pending = self._events(position.sequence)[: max(bound.sequence - position.sequence, 0)]
+            return self._events(after)[: last - after]
         except InvalidInput as error:
-            raise ProtocolError(f"the events after {position.sequence} were dropped") from error
-        due = [event for event in pending if event.log_offset <= position.offset]
-        if due:
-            return ShipEvents(_fitting(due, most_bytes))
-        log_bound = min(bound.offset, pending[0].log_offset) if pending else bound.offset
-        if position.offset < log_bound:
-            return ShipLog(position.offset, min(log_bound, position.offset + most_bytes))
-        return None
-
-    def frame_of(self, shipment: Shipment, log: bytes | memoryview = b"") -> ReplicationFrame:
-        """Return the frame of a shipment, and count it as shipped.
-
-        `log` is the content of a shipment of log bytes. It may be shorter than the shipment: the rest comes with the
-        next one.
-        """
-        assert self.position is not None
-        position = self.position
-        if isinstance(shipment, ShipEpoch):
-            self._shipped_epoch = shipment.entry.epoch
-            return self._frame(FrameKind.EPOCH, shipment.entry.start, encode_epochs([shipment.entry]))
-        if isinstance(shipment, ShipEvents):
-            first = shipment.events[0].sequence
-            self.position = position._replace(sequence=shipment.events[-1].sequence)
-            return self._frame(FrameKind.STATE, position._replace(sequence=first), encode_events(shipment.events))
-        self.position = StreamPosition(position.offset + len(log), position.sequence)
-        return self._frame(FrameKind.LOG, position, log)
+            raise ProtocolError(f"the events after {after} were dropped") from error
 
     def heartbeat(self) -> ReplicationFrame:
         """Return the frame to send when there is nothing to ship.
@@ -182,13 +152,13 @@ class ReplicationSender:
         """
         return self._frame(FrameKind.HEARTBEAT, self._extent().end, b"")
 
-    def _frame(self, kind: FrameKind, position: StreamPosition, body: bytes | memoryview) -> ReplicationFrame:
+    def _frame(self, kind: FrameKind, position: StreamPosition, body: Buffer) -> ReplicationFrame:
         return ReplicationFrame(kind, self._epoch, position, self._confirmed(), body)
 
 
 def _fitting(events: Sequence[JournalEvent], most_bytes: int) -> Sequence[JournalEvent]:
     """Return as many of the events as fit, at least one."""
-    most = min(most_bytes, MAX_BODY[FrameKind.STATE])
+    most = min(most_bytes, FrameKind.STATE.max_body_bytes)
     total = 0
     for number, event in enumerate(events):
         total += len(event.payload) + 12

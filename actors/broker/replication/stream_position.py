@@ -35,6 +35,8 @@ class StreamPosition(NamedTuple):
         """Return the part that at least one of the positions includes."""
         if self.covers(other):
             return self
+        if other.covers(self):
+            return other
         return StreamPosition(max(self.offset, other.offset), max(self.sequence, other.sequence))
 
 

@@ -20,7 +20,7 @@ def test_duplicate_of_expired_batch_returns_first_offsets(bench: Bench) -> None:
     sizes = stamp(numbered, sizes, ProducerSequence(PRODUCER, 0, 0, len(bodies)))
 
     def send() -> tuple[list[int], list[int]]:
-        placed = bench.core.append_sequenced("t", 0, memoryview(numbered), np.array(sizes))
+        placed = bench.core.append("t", 0, memoryview(numbered), np.array(sizes), sequenced=True)
         return placed.queue_offsets.tolist(), placed.physical_offsets.tolist()
 
     offsets, places = send()

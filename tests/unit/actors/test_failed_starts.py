@@ -90,7 +90,7 @@ class Machine:
         records, sizes = encoded(Message("t", b"%d" % number), queue_id=0)
         stamped = bytearray(records)
         sizes = stamp(stamped, sizes, ProducerSequence(PRODUCER, 0, number, 1))
-        return int(self.core.append_sequenced("t", 0, memoryview(bytes(stamped)), sizes).queue_offsets[0])
+        return int(self.core.append("t", 0, memoryview(bytes(stamped)), sizes, sequenced=True).queue_offsets[0])
 
     def send(self, body: bytes) -> None:
         records, sizes = encoded(Message("t", body), queue_id=0)

@@ -47,7 +47,7 @@ class Broker:
     def send(self, lane: int, number: int) -> int:
         record = bytearray(make_record(b"%d" % number, queue_id=lane))
         producer_sequence.stamp_first(record, ProducerSequence(f"{lane:016x}", 0, number, 1))
-        return self.core.append_one_sequenced(self.store.check_one(record))[0]
+        return self.core.append_one(self.store.check_one(record), sequenced=True)[0]
 
     def known(self) -> dict[tuple[object, ...], list[object]]:
         """Return the lanes without their time of use, which the log rounds to milliseconds."""
@@ -228,5 +228,5 @@ def test_states_of_format_2_are_restored(repository: Path, tmp_path: Path) -> No
         for number in (0, 1, 2, 3, 3):  # the third one was not saved
             record = bytearray(make_record(b"sent", queue_id=1))
             producer_sequence.stamp_first(record, ProducerSequence("00000000000000ab", 0, number, 1))
-            assert core.append_one_sequenced(store.check_one(record))[0] == number
+            assert core.append_one(store.check_one(record), sequenced=True)[0] == number
         core.timers.close()

@@ -1,8 +1,7 @@
 """Append messages: admission, encoding, deduplication and staging.
 
 What is in it, in the order to read it:
-    admission: limit the appends in progress.
-    append_scope: one append from its admission to its response.
+    admission: limit the appends in progress, and follow each one to its response.
     inbound_message, send_message_processor: turn a message of a RocketMQ client into a record.
     batch_body, batch_records: the same for a batch of messages.
     idempotence, producer_state_journal: the state of idempotent producers, in memory and on disk.

@@ -2,7 +2,8 @@
 
 A refused append gets the response SYSTEM_BUSY at once, before anything is read or stored. So the producer waits or
 chooses another broker instead of reaching its time-out. A full disk is reported by the store itself
-(SERVICE_NOT_AVAILABLE). No I/O, injected clock.
+(SERVICE_NOT_AVAILABLE). All paths by which appends reach the broker pass an `AppendScope`, or do what it does. No I/O,
+injected clock.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
 
-from raymq.actors.errors import RayMQError, ServerBusy
+from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.errors import RayMQError, ServerBusy, WriteUnknown
 from raymq.actors.protocol import APPEND_WAIT_MS
 from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
+from raymq.storage.store import Store
 
 #: The interval between two beats of the event loop.
 BEAT_SECONDS: Final = 0.05
@@ -125,3 +130,90 @@ def refusal_cause(refusal: RayMQError) -> str:
     if isinstance(refusal, ServerBusy):
         return refusal.bound or refusal.wire_code
     return refusal.wire_code
+
+
+class AppendAdmission:
+    """Admits appends, classifies their failures, and ends them.
+
+    One object per broker, used on its event loop.
+    """
+
+    def __init__(self, store: Store, admission: Admission, statistics: Statistics) -> None:
+        self._store = store
+        self._admission = admission
+        self._statistics = statistics
+        #: Ends an append of that many bytes, once it is answered with success or not.
+        self.leave = admission.leave
+
+    def enter(self, size: int) -> int:
+        """Admit an append of `size` bytes, and return where the log ends.
+
+        `failed` must follow if the append fails, and `leave` in any case.
+
+        Raises:
+            ServerBusy: a limit of the broker is reached; nothing was stored.
+        """
+        try:
+            self._admission.enter(size)
+        except RayMQError as error:
+            self._statistics.refused(refusal_cause(error))
+            raise
+        return self._store.max_physical_offset
+
+    def failed(self, error: BaseException, log_end: int) -> None:
+        """Count a failure of an append that was admitted when the log ended at `log_end`.
+
+        The caller reraises `error`.
+
+        Raises:
+            WriteUnknown: the log has grown, so it is unknown whether the append is stored.
+        """
+        if isinstance(error, Exception) and self._store.max_physical_offset != log_end:
+            unknown = WriteUnknown(f"the append failed half-way: {type(error).__name__}: {error}")
+            self._statistics.refused(refusal_cause(unknown))
+            raise unknown from error
+        if isinstance(error, RayMQError):
+            self._statistics.refused(refusal_cause(error))
+
+    def extend(self, size: int) -> Callable[[], None]:
+        """Keep an admitted append in progress after its `leave`.
+
+        Return the function to call once the append is answered.
+        """
+        self._admission.extend(size)
+        return partial(self.leave, size)
+
+
+class AppendScope:
+    """A context manager around the code that stores one append of `size` bytes.
+
+    Used on the broker's event loop. The append is admitted on entry and ends on exit, unless `extend` keeps it in
+    progress until its response. An error that refuses it is counted by its cause.
+
+    Raises:
+        ServerBusy, WriteUnknown: as `AppendAdmission`.
+    """
+
+    __slots__ = ("_door", "_log_end", "_size")
+
+    def __init__(self, door: AppendAdmission, size: int) -> None:
+        self._door = door
+        self._size = size
+
+    def __enter__(self) -> Self:
+        self._log_end = self._door.enter(self._size)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._door.leave(self._size)
+        if error is not None:
+            self._door.failed(error, self._log_end)
+
+    def extend(self) -> Callable[[], None]:
+        """Keep the append in progress after the block.
+
+        Return the function to call once the append is answered.
+        """
+        return self._door.extend(self._size)

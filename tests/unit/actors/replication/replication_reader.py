@@ -1,4 +1,4 @@
-"""Cut a stream of bytes into replication frames."""
+"""Cut the bytes of a replication connection into frames, without a socket."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 from raymq.actors.broker.replication.replication_frames import (
     HEAD_BYTES,
+    Buffer,
     FrameHead,
     ReplicationFrame,
-    check_body,
     read_head,
 )
 from raymq.actors.errors import ProtocolError
-from raymq.actors.wire.frame import Buffer
 
 
 class ReplicationReader:
-    """Cut a stream of bytes into frames. After an error it returns no more frames."""
+    """Cuts a stream of bytes into frames. After an error it returns no more frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -54,5 +53,4 @@ class ReplicationReader:
         body = bytes(self._buffer[: head.body_bytes])
         del self._buffer[: head.body_bytes]
         self._head = None
-        check_body(head, body)
-        return ReplicationFrame(head.kind, head.epoch, head.position, head.confirmed, body)
+        return head.frame(body)

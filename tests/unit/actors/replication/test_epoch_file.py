@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raymq.actors.broker.replication.epoch_file import EpochFile
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.frame_bodies import Hello, encode_epochs, read_epochs, read_hello
-from raymq.actors.broker.replication.replication_frames import MAX_BODY, FrameKind
+from raymq.actors.broker.replication.replication_frames import FrameKind
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull
 from raymq.storage.files.file_calls import replaced
@@ -152,7 +152,7 @@ def test_thousands_of_epochs_fit_into_hello_frame() -> None:
     assert len(many) == MAX_EPOCHS
     hello = Hello("c", "g", 2, "i", "n", at(0), many)
     body = hello.encode()
-    assert len(body) <= MAX_BODY[FrameKind.HELLO]
+    assert len(body) <= FrameKind.HELLO.max_body_bytes
     assert read_hello(body) == hello
     assert read_epochs(encode_epochs(many)) == many
 

@@ -24,10 +24,8 @@ from raymq.actors.broker.replication.frame_bodies import (
 )
 from raymq.actors.broker.replication.replication_frames import (
     HEAD_BYTES,
-    MAX_BODY,
     FrameKind,
     ReplicationFrame,
-    check_body,
     read_head,
 )
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
@@ -80,10 +78,10 @@ def test_foreign_bytes_are_no_acknowledgement() -> None:
 def test_body_received_in_place_is_checked() -> None:
     head = read_head(LOG.head())
     assert (head.kind, head.position, head.body_bytes) == (FrameKind.LOG, P(4096, 9), 16)
-    check_body(head, LOG.body)
+    assert head.frame(LOG.body) == LOG
     for body in (b"bytes of the loG", b"bytes of the lo", b""):
         with pytest.raises(ProtocolError):
-            check_body(head, body)
+            head.frame(body)
 
 
 def forge_head(**changes: int) -> bytes:
@@ -105,17 +103,17 @@ def test_announced_body_allocates_nothing_before_arrival() -> None:
     reader = ReplicationReader()
     tracemalloc.start()
     try:
-        assert list(reader.feed(forge_head(length=MAX_BODY[FrameKind.LOG]))) == []
+        assert list(reader.feed(forge_head(length=FrameKind.LOG.max_body_bytes))) == []
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
 
 
 def test_encoding_oversized_body_raises_protocol_error() -> None:
-    for kind, most in MAX_BODY.items():
+    for kind in FrameKind:
         with pytest.raises(ProtocolError):
-            ReplicationFrame(kind, 1, body=bytes(most + 1)).encode()
-    longest = ReplicationFrame(FrameKind.TABLES, 1, body=bytes(MAX_BODY[FrameKind.TABLES]))
+            ReplicationFrame(kind, 1, body=bytes(kind.max_body_bytes + 1)).encode()
+    longest = ReplicationFrame(FrameKind.TABLES, 1, body=bytes(FrameKind.TABLES.max_body_bytes))
     assert list(ReplicationReader().feed(longest.encode())) == [longest]
 
 

@@ -21,7 +21,7 @@ from raymq.actors.broker.replication.replication_receiver import (
     WriteEvents,
     WriteLog,
 )
-from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
+from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from tests.unit.actors.replication.model.state_stream import StateStream
@@ -123,15 +123,19 @@ class Connection:
             self.replica.do(step)
         assert self.follower.end == self.replica.end
 
+    def next_frame(self, most_bytes: int = 1 << 20) -> ReplicationFrame | None:
+        log, begin_of_log = self.master.log, self.master.log_begin
+        return self.feeder.next_frame(
+            self.master.extent.end,
+            lambda begin, end: bytes(log[begin - begin_of_log : end - begin_of_log]),
+            most_bytes,
+        )
+
     def ship(self, most_bytes: int = 1 << 20, most_frames: int = 1000) -> int:
         """Ship everything pending; return the number of frames."""
         count = 0
-        while count < most_frames and (shipment := self.feeder.next_shipment(most_bytes)) is not None:
-            log = b""
-            if isinstance(shipment, ShipLog):
-                begin = self.master.log_begin
-                log = bytes(self.master.log[shipment.start - begin : shipment.end - begin])
-            self.deliver(self.feeder.frame_of(shipment, log))
+        while count < most_frames and (frame := self.next_frame(most_bytes)) is not None:
+            self.deliver(frame)
             count += 1
         return count
 
@@ -152,9 +156,7 @@ def test_log_and_state_arrive_in_original_order() -> None:
     connection = Connection(master, replica, 1)
     connection.shake_hands()
     seen = []
-    while (shipment := connection.feeder.next_shipment()) is not None:
-        log = bytes(master.log[shipment.start : shipment.end]) if isinstance(shipment, ShipLog) else b""
-        frame = connection.feeder.frame_of(shipment, log)
+    while (frame := connection.next_frame()) is not None:
         seen.append(frame.kind)
         connection.deliver(frame)
     kinds = FrameKind
@@ -271,7 +273,7 @@ def test_mismatched_frame_raises_protocol_error(which: int) -> None:
 
 def test_frames_before_handshake_are_refused() -> None:
     connection = Connection(start_master(), Side(), 1)
-    assert connection.feeder.next_shipment() is None
+    assert connection.next_frame() is None
     with pytest.raises(ProtocolError):
         connection.deliver(ReplicationFrame(FrameKind.LOG, 1, BEGIN, body=b"early"))
 

@@ -9,7 +9,7 @@ from raymq.actors.broker.replication.frame_bodies import read_hello
 from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot
 from raymq.actors.broker.replication.replica_claims import connection_refusal
 from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
-from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
+from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterUnknown
@@ -242,10 +242,11 @@ class MasterPart(BrokerParts):
             return
         for line, feeder in leadership.connections.items():
             try:
-                while line.is_open and (shipment := feeder.next_shipment(5 * RECORD_BYTES)) is not None:
-                    log = b""
-                    if isinstance(shipment, ShipLog):
-                        log = bytes(self.disk.log[shipment.start : shipment.end])
-                    line.send(feeder.frame_of(shipment, log).encode(), by_source=False)
+                while line.is_open and (
+                    frame := feeder.next_frame(
+                        self.extent.end, lambda begin, end: bytes(self.disk.log[begin:end]), 5 * RECORD_BYTES
+                    )
+                ):
+                    line.send(frame.encode(), by_source=False)
             except ProtocolError:
                 line.close()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from raymq.actors.broker.replication.frame_bodies import Hello
-from raymq.actors.broker.replication.replication_frames import (
-    HEAD_BYTES,
-    FrameKind,
-    ReplicationFrame,
-)
+from raymq.actors.broker.replication.replication_frames import HEAD_BYTES, FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
     BeginSnapshot,
