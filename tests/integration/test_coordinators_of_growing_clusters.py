@@ -132,6 +132,7 @@ def test_lookup_waits_for_lost_broker_until_it_is_forgotten(
     admin = Admin(mq)
     known = mq.run(ensure_coordinator(mq, "series", "old", among={"broker-b"}))
     assert known == "broker-b"
+    assert mq.run(ensure_coordinator(mq, "series", "lost", among={"broker-a"})) == "broker-a"
     with pytest.raises(InvalidInput, match="left the routes"):
         admin.forget_broker("broker-a")
     services.crash_broker("broker-a")
@@ -142,6 +143,7 @@ def test_lookup_waits_for_lost_broker_until_it_is_forgotten(
     admin.forget_broker("broker-a")
     assert mq.run(find_coordinator(mq, "series", "new")) == {"broker-b": True}
     assert mq.run(ensure_coordinator(mq, "series", "new")) == "broker-b"
+    assert mq.run(ensure_coordinator(mq, "series", "lost")) == "broker-a"
     services.start_broker("broker-c")
     poll_until(lambda: services.brokers["broker-c"].core.homes.members == ["broker-b", "broker-c"])
     poll_until(lambda: not services.brokers["broker-c"].core.homes.unsynced_brokers())
