@@ -59,14 +59,14 @@ class StreamSource:
 
     Attributes:
         stream: its name, under which its plans are stored.
-        home: the broker that stores them.
+        coordinator: the broker that stores them.
         start_offsets, start_epochs: as those of `next_plan`.
         max_messages: the largest number of messages of a batch; None: all available ones.
         skip_losses: whether the stream continues after missing messages.
     """
 
     stream: str
-    home: str
+    coordinator: str
     topics: tuple[str, ...]
     start_offsets: Mapping[MessageQueue, int] | None
     max_messages: int | None
@@ -108,7 +108,7 @@ async def get_or_create_plan(mq: Connection, source: StreamSource, batch: Stream
         BrokerUnavailable: a broker of the topics, or the one that stores the plans, did not become available in time.
         TopicNotFound, PermissionDenied: a topic does not exist, or may not be read.
     """
-    register = BatchPlanStore(mq, source.stream, source.home)
+    register = BatchPlanStore(mq, source.stream, source.coordinator)
     plans = (await register.kept(batch.query)).plans
     if batch.number in plans:
         standing = _check_owner(BatchPlan.unpack(plans[batch.number]), source, batch)

@@ -161,7 +161,7 @@ class StageRows:
     columns: tuple[str, ...]
     """The columns of the rows, see `write_columns`."""
     tls: Tls | None = None
-    home: str = ""
+    coordinator: str = ""
     """The broker that coordinates the transaction."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ class StageRows:
             for number, chunk in enumerate(_chunks(chunks, batches)):
                 writer.begin(
                     *(self.transaction, part, number, chunk.queue, chunk.records, chunk.sizes),
-                    home=self.home,
+                    coordinator=self.coordinator,
                     delayed=chunk.delayed,
                 )
                 staged[chunk.queue.broker] = staged.get(chunk.queue.broker, 0) + len(chunk.sizes)

@@ -50,7 +50,12 @@ def write(
     if isinstance(opened, CommittedWrite):
         return WriteResult(opened.rows, opened.transaction)
     stage = StageRows(
-        tuple(mq.name_servers), opened.transaction, tuple(queues), tuple(columns), mq.tls, home=opened.home
+        tuple(mq.name_servers),
+        opened.transaction,
+        tuple(queues),
+        tuple(columns),
+        mq.tls,
+        coordinator=opened.coordinator,
     )
     rows = df.select([column.alias(name) for name, column in columns.items()])
     try:

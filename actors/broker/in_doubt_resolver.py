@@ -24,7 +24,7 @@ from raymq.actors.wire.frame import Command
 from raymq.storage.tables.write_transactions import WriteState
 
 #: How long a coordinator may take to answer.
-_HOME_SECONDS: Final = 5.0
+_COORDINATOR_SECONDS: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class InDoubtResolver:
             else:
                 command = wire.ask_writes_command(self._core.name, idle)
                 instructions = (
-                    wire.read_instructions(await self._ask(coordinator, command, _HOME_SECONDS)) if idle else {}
+                    wire.read_instructions(await self._ask(coordinator, command, _COORDINATOR_SECONDS)) if idle else {}
                 )
         except RayMQError as error:
             _log.info(
@@ -162,7 +162,9 @@ class InDoubtResolver:
                     missing_rows = missing.get(transaction)
                     await self._commits.decide(self._core.writes.mark_finished, transaction, coordinator, missing_rows)
             else:
-                await self._ask(coordinator, wire.writes_done_command(self._core.name, done, missing), _HOME_SECONDS)
+                await self._ask(
+                    coordinator, wire.writes_done_command(self._core.name, done, missing), _COORDINATOR_SECONDS
+                )
         except StoreCorrupt:  # the write can no longer be queried
             pass
         except RayMQError:

@@ -76,7 +76,7 @@ _RETENTION_SECONDS = 10.0
 #: How often staged writes are looked for that no driver has decided for a while.
 _WRITES_SECONDS = 0.5
 #: Delay of the first membership sync after a start.
-_MEET_SECONDS = 0.1
+_MEMBERSHIP_SECONDS = 0.1
 #: How often abandoned staged writes (a day old) and long-finished ones are looked for.
 _STAGED_SECONDS = 60.0
 #: How often the states of idempotent producers are saved; a restart reads the log from there on.
@@ -132,7 +132,7 @@ class BrokerService:
         self.core.topics.on_permission_change = self._registration.invalidate
         routes = RouteCache(self._pool, spec.name_servers)
         self._staged_commits = StagedCommits(self.core, durable)
-        self._meetings = MembershipSync(self.core, routes, self._pool, self._loop.time)
+        self._membership = MembershipSync(self.core, routes, self._pool)
         self._write_follower = InDoubtResolver(self.core, self._staged_commits, PeerClient(routes, self._pool).ask)
         self._server = self._made_server(self._made_context(durable, routes))
         self._door = InMemoryTransport(self._server)
@@ -386,7 +386,7 @@ class BrokerService:
         self._duties = [
             self._every(HEARTBEAT_SECONDS, self.announce),
             self._every(_RETENTION_SECONDS, self._delete_expired),
-            self._every(_MEET_SECONDS, self._meetings.sync_members),
+            self._every(_MEMBERSHIP_SECONDS, self._membership.sync_members),
             self._every(_WRITES_SECONDS, self._follow_writes),
             self._every(_STAGED_SECONDS, self._sweep_staged),
             self._every(_PRODUCERS_SECONDS, self._save_producers),

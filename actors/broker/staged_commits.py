@@ -123,7 +123,7 @@ class StagedCommits:
         """Abort abandoned writes and forget old finished ones; call it every minute."""
         await self.decide(self._core.counted_time.save)
         await self.decide(self._core.writes.sweep)
-        in_doubt, known = self._core.staging.in_doubt, self._core.homes.members
+        in_doubt, known = self._core.staging.in_doubt, self._core.coordinators.members
         for transaction in in_doubt.orphaned(known, TRANSACTION_TIMEOUT_SECONDS):
             if not self._core.staging.is_begun(transaction):
                 _log.error(

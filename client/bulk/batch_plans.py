@@ -35,7 +35,7 @@ class BatchPlanStore:
     def __init__(self, mq: Connection, stream: str, coordinator: str) -> None:
         self._mq = mq
         self._stream = stream
-        self._home = coordinator
+        self._coordinator = coordinator
 
     async def kept(self, query: str | None) -> QueryPlans:
         """Return the plans of a query's last batches.
@@ -47,7 +47,7 @@ class BatchPlanStore:
         """
         command = wire.stream_plans_command(self._stream, query)
         answer = await retry_while_unavailable(
-            lambda: request_named_broker(self._mq, self._home, command, _REQUEST_SECONDS)
+            lambda: request_named_broker(self._mq, self._coordinator, command, _REQUEST_SECONDS)
         )
         return wire.read_stream_plans(answer)
 
@@ -58,7 +58,7 @@ class BatchPlanStore:
         """
         command = wire.plan_batch_command(self._stream, query, batch, plan)
         answer = await retry_while_unavailable(
-            lambda: request_named_broker(self._mq, self._home, command, _REQUEST_SECONDS)
+            lambda: request_named_broker(self._mq, self._coordinator, command, _REQUEST_SECONDS)
         )
         return wire.read_stored_plan(answer)
 

@@ -52,7 +52,7 @@ from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS, retry_w
 from raymq.client.requests.fan_out import gather
 
 #: The time-out of a request to a coordinator, in seconds.
-_HOME_SECONDS: Final = 10.0
+_COORDINATOR_SECONDS: Final = 10.0
 #: The time-out for a broker to append its rows, after which its liveness is checked; a commit copies every staged byte.
 _APPEND_SECONDS: Final = 60.0
 _ALIVE_SECONDS: Final = 5.0
@@ -76,14 +76,14 @@ class CommittedWrite:
 
 @dataclass(frozen=True, slots=True)
 class StagedWrite:
-    """A write that was opened at its coordinator, which `home` names.
+    """A write that was opened at its coordinator, which `coordinator` names.
 
     Any process may stage its rows from now on.
     """
 
     mq: Connection
     transaction: str
-    home: str
+    coordinator: str
 
     @classmethod
     def open(
@@ -135,10 +135,10 @@ class StagedWrite:
             raise
         self.mq.check_open()
         try:
-            return self.mq.run(_commit(self.mq, self.transaction, self.home, by_broker))
+            return self.mq.run(_commit(self.mq, self.transaction, self.coordinator, by_broker))
         except ClientClosed as error:  # the connection was closed meanwhile by another thread
             _remember_undecided(self.transaction, by_broker)
-            raise _not_known(self.transaction, self.home, error) from error
+            raise _not_known(self.transaction, self.coordinator, error) from error
 
     def abort(self, brokers: Collection[str] = ()) -> None:
         """Abort the write.
@@ -149,7 +149,7 @@ class StagedWrite:
             InvalidInput: it is committed.
             BrokerUnavailable: its coordinator does not answer.
         """
-        self.mq.run(_abort(self.mq, self.transaction, self.home, brokers))
+        self.mq.run(_abort(self.mq, self.transaction, self.coordinator, brokers))
 
 
 def finish(mq: Connection, transaction: str) -> CommittedWrite:
@@ -201,7 +201,7 @@ def accept(mq: Connection, transaction: str) -> CommittedWrite:
         coordinator, fate = await _decided(mq, transaction)
         lost, _ = await _carried_out(mq, transaction, fate)
         command = wire.accept_write_command(transaction, {broker: rows for broker, (rows, _) in lost.items()})
-        await retry_while_unavailable(lambda: request_named_broker(mq, coordinator, command, _HOME_SECONDS))
+        await retry_while_unavailable(lambda: request_named_broker(mq, coordinator, command, _COORDINATOR_SECONDS))
         return await _finish(mq, transaction)
 
     return mq.run(do_without())
@@ -240,7 +240,7 @@ async def _open_at(
     mq: Connection, coordinator: str, transaction: str, topic: str, series: str, number: int
 ) -> TransactionReply:
     command = wire.open_write_command(transaction, topic, series, number)
-    return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _HOME_SECONDS))
+    return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _COORDINATOR_SECONDS))
 
 
 def _new_name(coordinator: str, stem: str = "") -> str:
@@ -271,7 +271,9 @@ async def _decide(
         nonlocal unanswered
         command = wire.decide_write_command(transaction, action, parts)
         try:
-            return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _HOME_SECONDS))
+            return wire.read_transaction_reply(
+                await request_named_broker(mq, coordinator, command, _COORDINATOR_SECONDS)
+            )
         except (BrokerUnavailable, StoreError) as error:
             unanswered = unanswered or is_unanswered(error)
             raise
@@ -408,7 +410,7 @@ async def _abort(mq: Connection, transaction: str, coordinator: str, brokers: It
 
     async def tell(broker: str) -> None:
         with contextlib.suppress(RayMQError):  # the broker will query the coordinator
-            await request_named_broker(mq, broker, wire.abort_staged_command(transaction), _HOME_SECONDS)
+            await request_named_broker(mq, broker, wire.abort_staged_command(transaction), _COORDINATOR_SECONDS)
 
     await gather(brokers, tell)
 

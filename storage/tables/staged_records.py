@@ -133,20 +133,20 @@ class StagedTransaction:
     """A transaction that this broker has, or recently had, rows of.
 
     Attributes:
-        home: the broker that coordinates it; "" without one.
+        coordinator: the broker that coordinates it; "" without one.
         commit: the decision to commit, if not all of it is in the log yet.
         over: COMMITTED or ABORTED if the transaction is finished.
     """
 
     name: str
-    home: str
+    coordinator: str
     commit: CommitDecision | None
     over: str | None
 
 
 @dataclass(slots=True)
 class _Transaction:
-    home: str = ""
+    coordinator: str = ""
     chunks: dict[ChunkKey, ChunkEntry] = field(default_factory=dict)
     commit: CommitDecision | None = None
     over: str | None = None
@@ -157,11 +157,11 @@ class StagedRecords(JournaledTable):
     """The staged writes of one broker. Any thread may call any method.
 
     Events:
-        ["s", transaction, home, part, number, topic, queue id, rows, incarnation, topic id, places]: a chunk
+        ["s", transaction, coordinator, part, number, topic, queue id, rows, incarnation, topic id, places]: a chunk
         ["m", transaction, part, number, places]: its records are elsewhere; without places: they are lost
         ["p", transaction, part, number, attempts, done at, lost rows, reason]: the progress of its commit
         ["c", transaction, [parts, ends, log from, topic ids, uncertain until, absent, cut]]: the decision to commit
-        ["f", transaction, home, outcome, missing rows, reason]: the end, which removes all chunks
+        ["f", transaction, coordinator, outcome, missing rows, reason]: the end, which removes all chunks
         ["r", transaction]: the transaction is removed
     """
 
@@ -180,7 +180,7 @@ class StagedRecords(JournaledTable):
 
     # -- chunks --------------------------------------------------------------------------------------------------
 
-    def check_open(self, transaction: str, part: str, number: int, home: str) -> None:
+    def check_open(self, transaction: str, part: str, number: int, coordinator: str) -> None:
         """Raise InvalidInput if `add` would."""
         _checked("transaction", transaction)
         _checked("part", part)
@@ -189,23 +189,24 @@ class StagedRecords(JournaledTable):
         known = self._transactions.get(transaction)
         if known is None:
             return
-        if known.home != home:
-            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known.home!r}", home)
+        if known.coordinator != coordinator:
+            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known.coordinator!r}", coordinator)
         if known.commit is not None or known.over is not None:
             raise InvalidInput("transaction", "one that is not decided yet", transaction)
 
-    def add(self, transaction: str, home: str, chunk: ChunkEntry) -> None:
+    def add(self, transaction: str, coordinator: str, chunk: ChunkEntry) -> None:
         """Record the place of a synced chunk durably, replacing its number's.
 
         Args:
-            home: the broker that coordinates the transaction; "" without one.
+            coordinator: the broker that coordinates the transaction; "" without one.
 
         Raises:
             InvalidInput: a name or number is not valid, the transaction has another coordinator, or it is already
                 decided. StoreFull, StoreFailed: the chunk is not staged.
         """
         self._decide(
-            _staged(transaction, home, chunk), lambda: self.check_open(transaction, chunk.part, chunk.number, home)
+            _staged(transaction, coordinator, chunk),
+            lambda: self.check_open(transaction, chunk.part, chunk.number, coordinator),
         )
 
     def move(self, transaction: str, key: ChunkKey, places: Places) -> int:
@@ -250,17 +251,17 @@ class StagedRecords(JournaledTable):
     def transactions(self) -> list[StagedTransaction]:
         """Return all transactions on this broker."""
         return [
-            StagedTransaction(name, known.home, None if known.over else known.commit, known.over)
+            StagedTransaction(name, known.coordinator, None if known.over else known.commit, known.over)
             for name, known in self._transactions.copy().items()
         ]
 
-    def home_of(self, transaction: str) -> str | None:
+    def coordinator_of(self, transaction: str) -> str | None:
         """Return the coordinator of a transaction on this broker.
 
         Return None if the transaction or its coordinator is not known here.
         """
         known = self._transactions.get(_checked("transaction", transaction))
-        return None if known is None else known.home or None
+        return None if known is None else known.coordinator or None
 
     def is_here(self, transaction: str) -> bool:
         """Return True if this broker has, or recently had, rows of the transaction."""
@@ -337,7 +338,7 @@ class StagedRecords(JournaledTable):
             self.sync()
 
     def _end(self, transaction: str, outcome: str, missing: MissingRows | None) -> None:
-        self._decide((_FINISHED, transaction, self.home_of(transaction) or "", outcome, *_pair(missing)))
+        self._decide((_FINISHED, transaction, self.coordinator_of(transaction) or "", outcome, *_pair(missing)))
 
     def _decide(self, event: Fields, check: Callable[[], None] = lambda: None) -> None:
         """Record an event durably; no other one comes between `check` and it."""
@@ -366,18 +367,18 @@ class StagedRecords(JournaledTable):
             self.record(_REMOVED, transaction)
 
     def take_over(
-        self, transaction: str, home: str, chunks: Iterable[ChunkEntry], commit: CommitDecision | None
+        self, transaction: str, coordinator: str, chunks: Iterable[ChunkEntry], commit: CommitDecision | None
     ) -> None:
         """Record an unfinished transaction of another source. May be repeated; `sync` makes it durable."""
         for chunk in chunks:
-            self.record(*_staged(transaction, home, chunk))
+            self.record(*_staged(transaction, coordinator, chunk))
             self.record(*_progress(transaction, chunk))
         if commit is not None:
             self.record(*_decided(transaction, commit))
 
-    def take_over_end(self, transaction: str, home: str, outcome: str, missing: MissingRows | None) -> None:
+    def take_over_end(self, transaction: str, coordinator: str, outcome: str, missing: MissingRows | None) -> None:
         """Record the end of a transaction of another source, as `take_over`."""
-        self.record(_FINISHED, transaction, home, outcome, *_pair(missing))
+        self.record(_FINISHED, transaction, coordinator, outcome, *_pair(missing))
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -386,9 +387,9 @@ class StagedRecords(JournaledTable):
         kind, name, *rest = fields
         known = self._transactions.get(name)
         if kind == _STAGED:
-            home, *values, places = rest
+            coordinator, *values, places = rest
             chunk = _chunk(values, places)
-            self._put(known or self._made(name), chunk, home=str(home))
+            self._put(known or self._made(name), chunk, coordinator=str(coordinator))
         elif kind in (_MOVED, _PROGRESS):
             part, number, *values = rest
             former = None if known is None else known.chunks.get((part, number))
@@ -398,10 +399,10 @@ class StagedRecords(JournaledTable):
             commit = read_decision(*rest[0])
             (known or self._made(name)).commit = commit
         elif kind == _FINISHED:
-            home, over, *missing = rest
+            coordinator, over, *missing = rest
             if over not in (COMMITTED, ABORTED):
                 raise ValueError(f"no outcome: {over!r:.20}")
-            ended = _Transaction(str(home), over=over, missing=_missing(missing))
+            ended = _Transaction(str(coordinator), over=over, missing=_missing(missing))
             self._clear(_checked("transaction", name))
             self._transactions[name] = ended
         elif kind == _REMOVED:
@@ -413,12 +414,12 @@ class StagedRecords(JournaledTable):
     def _made(self, name: str) -> _Transaction:
         return self._transactions.setdefault(_checked("transaction", name), _Transaction())
 
-    def _put(self, known: _Transaction, chunk: ChunkEntry, *, home: str | None = None) -> None:
+    def _put(self, known: _Transaction, chunk: ChunkEntry, *, coordinator: str | None = None) -> None:
         with self._placing:
             former = known.chunks.get(chunk.key)
             known.chunks[chunk.key] = chunk
-            if home is not None:
-                known.home = home
+            if coordinator is not None:
+                known.coordinator = coordinator
             if former is not None and former.begin == self._begin and former.begin != chunk.begin:
                 self._is_begin_known = False
             elif chunk.begin is not None:
@@ -436,14 +437,14 @@ class StagedRecords(JournaledTable):
         """Return events for each transaction and each of its chunks."""
         for name, known in self._transactions.copy().items():
             for chunk in list(known.chunks.values()):
-                yield _staged(name, known.home, chunk)
+                yield _staged(name, known.coordinator, chunk)
                 if chunk.attempts or chunk.done_at is not None or chunk.lost is not None:
                     yield _progress(name, chunk)
             commit, over = known.commit, known.over
             if commit is not None:
                 yield _decided(name, commit)
             if over is not None:
-                yield _FINISHED, name, known.home, over, *_pair(known.missing)
+                yield _FINISHED, name, known.coordinator, over, *_pair(known.missing)
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
         """Return the events by which chunks and commits refer to what the log has.
@@ -501,9 +502,9 @@ def _ended(attempts: Iterable[Attempt], log_end: int) -> tuple[Attempt, ...]:
     return tuple((begin, log_end if end is None else min(end, log_end)) for begin, end in attempts)
 
 
-def _staged(name: str, home: str, chunk: ChunkEntry) -> Fields:
+def _staged(name: str, coordinator: str, chunk: ChunkEntry) -> Fields:
     place = chunk.topic, chunk.queue_id, chunk.rows, chunk.incarnation, chunk.topic_id
-    return _STAGED, name, home, *chunk.key, *place, chunk.places
+    return _STAGED, name, coordinator, *chunk.key, *place, chunk.places
 
 
 def _progress(name: str, chunk: ChunkEntry) -> Fields:

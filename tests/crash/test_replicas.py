@@ -133,7 +133,9 @@ def test_new_master_commits_staged_write(group: ReplicaGroup, clients: Clients) 
             rows = [make_record(b"row %d %d" % (queue_id, each), topic="t", queue_id=queue_id) for each in range(50)]
             sizes = np.array([len(each) for each in rows], np.int32)
             queue = MessageQueue("t", GROUP, queue_id)
-            writer.stage(write.transaction, "part", queue_id, queue, b"".join(rows), sizes, home=write.home)
+            writer.stage(
+                write.transaction, "part", queue_id, queue, b"".join(rows), sizes, coordinator=write.coordinator
+            )
     assert clients.bodies() == []
     group.kill(1)
     group.wipe(1)

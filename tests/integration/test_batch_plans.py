@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raymq.actors.names.service import NameServerService
-from raymq.actors.wire.commands.known_broker_commands import known_brokers_command, read_known_brokers
+from raymq.actors.wire.commands.coordinator_directory_commands import known_brokers_command, read_known_brokers
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, bounds, queue_bounds
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator

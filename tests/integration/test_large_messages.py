@@ -157,7 +157,7 @@ def send_staged(mq: Connection, topic: str, body: bytes) -> None:
     assert isinstance(write, StagedWrite)
     with StagedWriter(mq.name_servers) as writer:
         sizes = np.array([len(record)], np.int32)
-        writer.stage(write.transaction, "part", 0, queue_of(topic), record, sizes, home=write.home)
+        writer.stage(write.transaction, "part", 0, queue_of(topic), record, sizes, coordinator=write.coordinator)
     assert write.commit([("part", "a", 1)]) == CommittedWrite(write.transaction, 1)
 
 

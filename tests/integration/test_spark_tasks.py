@@ -44,7 +44,9 @@ def stage(write: StagedWrite, tables: Iterable[pa.Table]) -> list[dict[str, Any]
     """Stage each table by one task; return the staged parts."""
     staged, name_servers = [], tuple(write.mq.name_servers)
     for table in tables:
-        task = StageRows(name_servers, write.transaction, QUEUES, tuple(table.column_names), home=write.home)
+        task = StageRows(
+            name_servers, write.transaction, QUEUES, tuple(table.column_names), coordinator=write.coordinator
+        )
         for batch in task(iter(table.to_batches(max_chunksize=64))):
             staged += batch.to_pylist()
     return staged
@@ -369,8 +371,8 @@ def test_concurrent_staging_reports_failure_at_settle(services: Services, mq: Co
     with StagedWriter(mq.name_servers) as writer:
         records, sizes = records_from_table(rows, topic="t", queue_id=0, body="body", unique_keys=UniqueKeyGenerator())
         for number in range(100):
-            writer.begin(again.transaction, "p", number, QUEUES[0], records, sizes, home=again.home)
-        writer.begin(again.transaction, "p", 1_000_000, QUEUES[0], records, sizes, home=again.home)
+            writer.begin(again.transaction, "p", number, QUEUES[0], records, sizes, coordinator=again.coordinator)
+        writer.begin(again.transaction, "p", 1_000_000, QUEUES[0], records, sizes, coordinator=again.coordinator)
         with pytest.raises(InvalidInput, match="number"):
             writer.settle()
     again.commit([("p", "broker-a", 300)])

@@ -45,7 +45,7 @@ def handlers(context: BrokerContext) -> Commands:
     def stage(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         topic_queue, records, sizes = yield from _to_stage(core, request)
         coordinator = text_field(request, "home")
-        core.homes.check_known(coordinator)
+        core.coordinators.check_known(coordinator)
         transaction, part, number = (
             text_field(request, "transaction"),
             text_field(request, "part"),

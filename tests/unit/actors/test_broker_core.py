@@ -200,7 +200,7 @@ def test_interrupted_commit_finishes_without_duplicates(bench: Bench, monkeypatc
 def test_marks_of_finished_staged_writes_expire(bench: Bench) -> None:
     """Check that marks refuse late staging until they expire, and that open writes stay.
 
-    An open write stays until its home broker has decided.
+    An open write stays until its coordinator broker has decided.
     """
     records, sizes = encoded(Message("t", b"x"))
     staging, table = bench.core.staging, bench.store.tables.staged
@@ -218,7 +218,7 @@ def test_marks_of_finished_staged_writes_expire(bench: Bench) -> None:
     staging.sweep()
     assert len(table.transactions()) == 3
     bench.elapsed.advance(FINISHED_MARK_SECONDS + 1)
-    for gone in ("given-up", "done"):  # removable after its home is notified
+    for gone in ("given-up", "done"):  # removable after its coordinator is notified
         staging.sweep()
         assert not staging.is_here(gone)
         staging.in_doubt.mark_notified("done")

@@ -166,7 +166,7 @@ def test_staged_rows_of_removed_delay_level_are_delivered(
     core = broker.core
     records, sizes = encoded(Message("t", b"a", delay_level=4))
     chunk = run_steps(delay_chunk_steps(core.schedule, core.timers, ("t", 0), memoryview(records), sizes))
-    core.staging.stage("write", "part", 0, *chunk, home="broker-a")
+    core.staging.stage("write", "part", 0, *chunk, coordinator="broker-a")
     broker.restart("1m", "closed")
     for _ in broker.core.staging.commit("write", ["part"], 1):
         pass

@@ -191,7 +191,7 @@ def test_files_of_the_oldest_versions_are_converted(bench: Bench) -> None:
     intent = folder / "p.000001.intent"
     intent.write_bytes(intent.read_bytes()[:8])
     bench.crash()
-    assert bench.core.staging.home_of("tx") == "home"
+    assert bench.core.staging.coordinator_of("tx") == "home"
     chunk = bench.store.tables.staged.chunk("tx", ("p", 1))
     assert chunk is not None
     assert chunk.attempts == ((begin, begin),)

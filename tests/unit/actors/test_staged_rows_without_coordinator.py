@@ -35,10 +35,10 @@ def sweep(bench: Bench) -> None:
 def test_abandoned_rows_of_unknown_coordinator_are_dropped(tmp_path: Path, *, restarted: bool) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    bench.core.homes.add_brokers(["away", "gone"])
+    bench.core.coordinators.merge((), ["away", "gone"])
     for coordinator in ("ghost", "away", "gone", bench.core.name):
         stage(bench, f"of-{coordinator}", coordinator)
-    bench.core.homes.forget("gone")
+    bench.core.coordinators.forget("gone")
     every = {"of-ghost", "of-away", "of-gone", f"of-{bench.core.name}"}
     if restarted:
         bench.crash()
@@ -68,12 +68,12 @@ def test_begun_commit_finishes_without_its_coordinator(tmp_path: Path) -> None:
 
 
 def test_only_known_brokers_are_coordinators(tmp_path: Path) -> None:
-    homes = Bench(tmp_path).core.homes
-    homes.check_known("broker-a")
+    directory = Bench(tmp_path).core.coordinators
+    directory.check_known("broker-a")
     with pytest.raises(BrokerUnavailable, match="ghost"):
-        homes.check_known("ghost")
-    homes.add_brokers(["ghost"])
-    homes.check_known("ghost")
+        directory.check_known("ghost")
+    directory.merge((), ["ghost"])
+    directory.check_known("ghost")
     for name in ("", "a/b", "x" * 200):
         with pytest.raises(InvalidInput):
-            homes.check_known(name)
+            directory.check_known(name)

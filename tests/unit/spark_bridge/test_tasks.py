@@ -124,11 +124,11 @@ class FakeWriter:
         records: Any,
         sizes: Any,
         *,
-        home: str,
+        coordinator: str,
         delayed: bool,
     ) -> None:
         assert not delayed
-        assert home == "home"
+        assert coordinator == "home"
         assert len(records) <= 8 << 20
         starts = (np.cumsum(sizes) - sizes).tolist()
         bodies = [record.decode(records, start).body for start in starts]
@@ -142,7 +142,7 @@ def test_rows_are_staged_and_counted_by_broker(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
     bodies = [bytes([n]) * (1 << 20) for n in range(10)]
     batch = pa.RecordBatch.from_arrays([pa.array(bodies)], names=["body"])
-    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",), home="home")))
+    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",), coordinator="home")))
     (result,) = task(iter([batch, batch.slice(9)]))
     assert [body for *_, chunk in Writer.staged for body in chunk] == [*bodies, bodies[9]]
     assert [(transaction, number) for transaction, _, number, *_ in Writer.staged] == [("tx", n) for n in range(4)]
@@ -189,7 +189,7 @@ def test_chunks_of_rows_of_any_size_fit_broker_limits(
 
     monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
     rows = pa.RecordBatch.from_pydict(batch)
-    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch), home="home")(iter([rows]))
+    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch), coordinator="home")(iter([rows]))
     bodies = [body for *_, chunk in Writer.staged for body in chunk]
     assert bodies == [msgpack.packb(row) if isinstance(row, dict) else row for row in batch["body"].to_pylist()]
     assert result.column("rows").to_pylist() == [rows.num_rows]
@@ -202,7 +202,7 @@ def test_empty_input_stages_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         staged: ClassVar[list[Any]] = []
 
     monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
-    (result,) = StageRows(("host:1",), "tx", (A,), ("body",), home="home")(iter([]))
+    (result,) = StageRows(("host:1",), "tx", (A,), ("body",), coordinator="home")(iter([]))
     assert (result.num_rows, Writer.staged) == (0, [])
 
 

@@ -38,7 +38,7 @@ def test_key_may_be_any_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "home"),
+    ("kind", "key", "coordinator"),
     [
         ("", "k", "a"),
         ("../x", "k", "a"),
@@ -49,10 +49,10 @@ def test_key_may_be_any_text(tmp_path: Path) -> None:
         ("k", "x", "a/b"),
     ],
 )
-def test_invalid_kind_key_or_broker_is_refused(tmp_path: Path, kind: str, key: str, home: str) -> None:
+def test_invalid_kind_key_or_broker_is_refused(tmp_path: Path, kind: str, key: str, coordinator: str) -> None:
     with pytest.raises(InvalidInput):
-        open_table(tmp_path, CoordinatorTable()).remember(kind, key, home)
-    assert open_table(tmp_path, CoordinatorTable()).page("", 10).homes == []
+        open_table(tmp_path, CoordinatorTable()).remember(kind, key, coordinator)
+    assert open_table(tmp_path, CoordinatorTable()).page("", 10).entries == []
 
 
 def test_entries_beyond_the_limit_are_refused(tmp_path: Path) -> None:

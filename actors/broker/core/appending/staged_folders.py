@@ -97,17 +97,17 @@ def _chunks_in(folder: Path) -> Iterator[tuple[ChunkKey, Path]]:
 
 def _take_over(folder: Path, table: StagedRecords, bounds: RecoveryBounds) -> None:
     """Record a transaction in the table, without the places of its chunks."""
-    names, home = set(fileutil.names_in(folder)), _home(folder / "home")
+    names, coordinator = set(fileutil.names_in(folder)), _home(folder / "home")
     if COMMITTED in names:
-        table.take_over_end(folder.name, home, COMMITTED, _missing(folder / COMMITTED))
+        table.take_over_end(folder.name, coordinator, COMMITTED, _missing(folder / COMMITTED))
     elif ABORTED in names:
-        table.take_over_end(folder.name, home, ABORTED, None)
+        table.take_over_end(folder.name, coordinator, ABORTED, None)
     else:
         chunks = [chunk for key, path in _chunks_in(folder) if (chunk := _chunk(key, path)) is not None]
         commit = _commit(folder / "commit", chunks)
         is_decided = commit is not None
         clamped = [clamped_progress(chunk, bounds, is_decided=is_decided) for chunk in chunks]
-        table.take_over(folder.name, home, clamped, None if commit is None else clamped_commit(commit, bounds))
+        table.take_over(folder.name, coordinator, clamped, None if commit is None else clamped_commit(commit, bounds))
 
 
 def _append_chunks(taken: Path, store: Store, table: StagedRecords, log: StagedChunkLog) -> None:

@@ -101,10 +101,10 @@ class StagedTransactionWriter:
                 self._lower_again(each.name, each.commit, with_room=False)
             if each.over is not None:
                 self._over[each.name] = self._elapsed()
-            if each.over == COMMITTED and each.home:
-                self.in_doubt.mark_done(each.name, each.home)
-            elif each.over is None and each.home:
-                self.in_doubt.recover(each.name, each.home)
+            if each.over == COMMITTED and each.coordinator:
+                self.in_doubt.mark_done(each.name, each.coordinator)
+            elif each.over is None and each.coordinator:
+                self.in_doubt.recover(each.name, each.coordinator)
             elif each.commit is None:  # without a coordinator it will never be decided
                 self._over.setdefault(each.name, self._elapsed())
 
@@ -116,18 +116,18 @@ class StagedTransactionWriter:
         topic_queue: tuple[str, int],
         records: memoryview,
         sizes: npt.NDArray[np.int32],
-        home: str = "",
+        coordinator: str = "",
     ) -> None:
         """Store a chunk of `topic_queue`'s records, invisible until the commit.
 
         Args:
-            home: the broker that coordinates the transaction.
+            coordinator: the broker that coordinates the transaction.
 
         Raises:
             InvalidInput: a record is invalid, or the transaction is decided; nothing is stored.
             StoreFull: the disk is too full for an append, too. StoreFailed.
         """
-        self.prepare_chunk(transaction, part, number, topic_queue, records, sizes, home)()
+        self.prepare_chunk(transaction, part, number, topic_queue, records, sizes, coordinator)()
 
     def prepare_chunk(
         self,
@@ -165,9 +165,9 @@ class StagedTransactionWriter:
         """Count the transactions with rows here that are not over. Any thread."""
         return sum(each.over is None for each in self._table.transactions())
 
-    def home_of(self, transaction: str) -> str | None:
+    def coordinator_of(self, transaction: str) -> str | None:
         """Return the coordinator of a transaction that has or had rows here, or None."""
-        return self._table.home_of(transaction)
+        return self._table.coordinator_of(transaction)
 
     def is_committed(self, transaction: str) -> bool:
         """Return True if the whole transaction is in the log, on disk."""
@@ -320,7 +320,7 @@ class StagedTransactionWriter:
 
     def closed(self, transaction: str) -> None:
         """Do the second part of `close`: make the transaction visible."""
-        coordinator = self._table.home_of(transaction)
+        coordinator = self._table.coordinator_of(transaction)
         if coordinator is not None and transaction not in self._over:
             self.in_doubt.mark_done(transaction, coordinator)
         self._end(transaction)
