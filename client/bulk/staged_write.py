@@ -39,8 +39,7 @@ from raymq.actors.errors import (
 from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.wire.commands import staged_write_commands as wire
 from raymq.actors.wire.commands.coordinator_directory_commands import SERIES, WRITE, find_coordinator_command
-from raymq.actors.wire.commands.staged_parts import check_count
-from raymq.actors.wire.commands.staged_write_commands import TransactionAction, TransactionReply
+from raymq.actors.wire.commands.staged_write_commands import TransactionAction, TransactionReply, check_count
 from raymq.client.bulk.coordinator_lookup import (
     ensure_coordinator,
     find_coordinator,

@@ -255,6 +255,10 @@ class StagedRecords(JournaledTable):
             for name, known in self._transactions.copy().items()
         ]
 
+    def count_open(self) -> int:
+        """Count the transactions that are not over."""
+        return sum(known.over is None for known in self._transactions.copy().values())
+
     def coordinator_of(self, transaction: str) -> str | None:
         """Return the coordinator of a transaction on this broker.
 

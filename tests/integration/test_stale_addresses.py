@@ -51,7 +51,7 @@ def test_committed_rows_survive_reuse_of_coordinator_address(
     commit = decide_write_command("w", TransactionAction.COMMIT, {"broker-b": {"p": 1}})
     assert read_transaction_reply(mq.run(request_named_broker(mq, "broker-a", commit, 5.0))).decision == "committed"
     services.stop_broker("broker-a")
-    with caplog.at_level(logging.INFO, "raymq.actors.broker.in_doubt_resolver"):
+    with caplog.at_level(logging.INFO, "raymq.actors.broker.staged_commits"):
         register_address(services, "broker-a", address)
         services.start_broker("broker-b")
         poll_until(lambda: "broker-a, the coordinator of 1 writes, does not answer" in caplog.text)

@@ -453,7 +453,7 @@ class BrokerCore:
         """
         if self.writes.transaction_status(transaction).decision is not None:
             return self.name
-        return self.staging.coordinator_of(transaction)
+        return self.staging.table.coordinator_of(transaction)
 
     def _made_visible(self, topic_queues: Sequence[tuple[str, int]]) -> None:
         """Report the arrival of the messages that a commit made readable in these queues."""

@@ -12,14 +12,15 @@ from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.staged_rows import open_transactions
 from tests.unit.actors.bench import Bench
 
 
 def stage(bench: Bench, transaction: str, coordinator: str) -> None:
     row = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
-    bench.core.staging.stage(
-        transaction, "p", 0, ("t", 0), memoryview(row), np.array([len(row)], np.int32), coordinator
+    staged_rows.stage(
+        bench.core.staging, transaction, "p", 0, ("t", 0), memoryview(row), np.array([len(row)], np.int32), coordinator
     )
 
 
@@ -57,13 +58,13 @@ def test_begun_commit_finishes_without_its_coordinator(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     stage(bench, "begun", "ghost")
-    steps = bench.core.staging.commit("begun", {"p": 1}, 1)
+    steps = staged_rows.commit(bench.core.staging, "begun", {"p": 1}, 1)
     next(steps)
     sweep(bench)
     bench.elapsed.now += 2 * TRANSACTION_TIMEOUT_SECONDS
     sweep(bench)
     assert list(steps) == []
-    bench.core.staging.close("begun")
+    staged_rows.close(bench.core.staging, "begun")
     assert bench.bodies("t") == [b"row"]
 
 

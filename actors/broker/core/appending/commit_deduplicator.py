@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import MIN_RECORD_BYTES, Record, decode
@@ -38,6 +37,9 @@ _Key = tuple[str, int, bytes]
 _Attempt = tuple[int, int | None]
 _Place = tuple[int, int]
 _TopicQueue = tuple[str, int]
+_T = TypeVar("_T")
+#: A computation that yields 0 between its steps, as `StagedCommit.append` does while no record is added.
+_Search = Generator[int, None, _T]
 _Walk = Callable[[int], Iterator[Record | DamagedRange]]
 
 
@@ -87,17 +89,10 @@ class CommitDeduplicator:
         self._log_end = log_end
         self._topics = topics
         self._ends = ends
-        self._told = on_damage
+        self._on_damage = on_damage
         self._stretches: dict[_Place, _LogRange] = {}
 
-    def claim(self, chunk: StagedChunk, places: Collection[_Attempt]) -> Steps[None]:
-        """Claim the rows of a stored chunk, so that no other chunk finds them.
-
-        Only the given parts of the log are searched.
-        """
-        yield from self.missing(chunk, places)
-
-    def missing(self, chunk: StagedChunk, places: Collection[_Attempt]) -> Steps[UnstoredRows]:
+    def missing(self, chunk: StagedChunk, places: Collection[_Attempt]) -> _Search[UnstoredRows]:
         """Return the rows of a chunk that these parts of the log lack.
 
         The rows that are found count as this chunk's: no other chunk finds them again. The same holds for rows that may
@@ -110,13 +105,13 @@ class CommitDeduplicator:
 
     def _claimed(
         self, keys: Iterator[tuple[_Key | None, int]], places: Collection[_Attempt]
-    ) -> Steps[tuple[Counter[_Key], list[_LogRange]]]:
+    ) -> _Search[tuple[Counter[_Key], list[_LogRange]]]:
         wanted: Counter[_Key] = Counter()
         work = 0
         for key, size in keys:
             if work >= _BYTES_A_STEP:
                 work = 0
-                yield None
+                yield 0
             if key is not None:
                 wanted[key] += 1
             work += _BYTES_A_STEP // _RECORDS_A_STEP + size
@@ -127,7 +122,7 @@ class CommitDeduplicator:
             stretch = self._stretches.get(place)
             if stretch is None:
                 doubts = _UncertainRange(self._ends[1] if begin == self._ends[0] else {})
-                stretch = self._stretches[place] = _LogRange(self._walk, place, self._topics, doubts, self._told)
+                stretch = self._stretches[place] = _LogRange(self._walk, place, self._topics, doubts, self._on_damage)
             stretches.append(stretch)
             yield from stretch.claim(wanted, found)
         return found, stretches
@@ -196,11 +191,11 @@ class _LogRange:
         self._position, self._end = place
         self._topics = topics
         self.doubts = doubts
-        self._told = on_damage
+        self._on_damage = on_damage
         self._damaged_to = -1
         self._unclaimed: Counter[_Key] = Counter()
 
-    def claim(self, wanted: Counter[_Key], found: Counter[_Key]) -> Steps[None]:
+    def claim(self, wanted: Counter[_Key], found: Counter[_Key]) -> _Search[None]:
         """Move the rows that are found here from `wanted` to `found`.
 
         Reading continues where the last call stopped.
@@ -212,7 +207,7 @@ class _LogRange:
         begun = False
         while wanted and self._position < self._end:
             if begun:
-                yield None
+                yield 0
             begun = True
             if not self._look(wanted, found):
                 break
@@ -254,7 +249,7 @@ class _LogRange:
     def _pass(self, damage: DamagedRange) -> int:
         """Skip a damaged range and return its size in bytes; report it only once."""
         if damage.begin != self._damaged_to:
-            self._told(damage)
+            self._on_damage(damage)
         self._position = self._damaged_to = damage.end
         self.doubts.bytes += min(damage.end, self._end) - damage.begin
         return damage.end - damage.begin
