@@ -21,10 +21,17 @@ from raymq.client.bulk.batch_plans import BatchPlanStore, BrokerTopic, bounds
 from raymq.client.connection import Connection
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
 from raymq.client.task_connection import shared_connection
-from raymq.spark_bridge.batch_plan import BatchPlan, TopicEpoch
-from raymq.spark_bridge.batch_planner import StreamBroken, known_topic_epochs, next_plan, recovery_epochs, verify_plan
+from raymq.spark_bridge.batch_plan import (
+    BatchPlan,
+    StreamBroken,
+    TopicEpoch,
+    known_topic_epochs,
+    next_plan,
+    recovery_epochs,
+    verify_plan,
+)
+from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, split_ranges
-from raymq.spark_bridge.worker_tasks import FetchRanges
 
 _log = logging.getLogger("raymq.spark")
 #: The number of tickets of a batch, and so the most tasks that can share one. A checkpoint counts tickets: after a

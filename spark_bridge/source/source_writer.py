@@ -21,11 +21,10 @@ from raymq.client import MessageQueue
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.connection import Connection
 from raymq.client.errors import OutcomeUnknown, RayMQError
-from raymq.spark_bridge.sink import sink_series
+from raymq.spark_bridge.row_staging import StageRows
 from raymq.spark_bridge.source.source_options import WriteOptions
 from raymq.spark_bridge.stream_tasks import current_batch
-from raymq.spark_bridge.worker_tasks import StageRows
-from raymq.spark_bridge.writer import writable_queues
+from raymq.spark_bridge.writer import sink_series, writable_queues
 
 #: Columns that choose a row's queue.
 _CHOOSING: Final = frozenset({"keys", "sharding_key"})

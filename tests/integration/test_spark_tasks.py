@@ -19,9 +19,10 @@ from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, RayMQError
 from raymq.client.requests.fetch_request import fetch
 from raymq.client.task_connection import shared_connection
+from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, fetch_topic_epochs, plan
 from raymq.spark_bridge.offset_ranges import commit as commit_ranges
-from raymq.spark_bridge.worker_tasks import FetchRanges, StageRows
+from raymq.spark_bridge.row_staging import StageRows
 from raymq.storage.records.record_table import records_from_table
 from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 from tests.integration.conftest import Services

@@ -14,7 +14,7 @@ from raymq.client.bulk.batch_plans import STREAM_KIND
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator, rendezvous_choice
 from raymq.client.errors import BrokerUnavailable, InvalidInput, TopicNotFound
 from raymq.spark_bridge import stream_tasks
-from raymq.spark_bridge.batch_planner import StreamBroken
+from raymq.spark_bridge.batch_plan import StreamBroken
 from raymq.spark_bridge.stream_tasks import StreamBatch, StreamSource, get_or_create_plan
 from tests.integration.conftest import Services
 
