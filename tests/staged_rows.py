@@ -16,7 +16,7 @@ from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.records import record as layout
 from raymq.storage.store import Store
 from raymq.storage.tables import staged_records
-from raymq.storage.tables.staged_records import ChunkEntry
+from raymq.storage.tables.staged_chunk import ChunkEntry
 
 
 def stage(

@@ -25,7 +25,7 @@ from raymq.actors.wire.commands.staged_write_commands import PartsInstruction
 from raymq.actors.wire.commands.target_broker import with_target_broker
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.storage.tables.staged_records import MissingRows
+from raymq.storage.tables.staged_chunk import MissingRows
 from raymq.storage.tables.write_transactions import WriteState
 
 #: How long a coordinator may take to answer.

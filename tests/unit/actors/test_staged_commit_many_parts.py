@@ -19,8 +19,7 @@ from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.files.file_calls import replaced as replaced_calls
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import Record, encode
-from raymq.storage.tables.staged_chunk import StagedChunk
-from raymq.storage.tables.staged_records import ChunkEntry
+from raymq.storage.tables.staged_chunk import ChunkEntry, StagedChunk
 from tests import staged_rows
 from tests.unit.actors.bench import CONFIG, Bench
 

@@ -27,8 +27,8 @@ from raymq.storage.records.record import MIN_RECORD_BYTES, OFFSET_QUEUE_ID
 from raymq.storage.records.record_batch import strided
 from raymq.storage.staged_topic import STAGED_TOPIC
 from raymq.storage.store import Store
-from raymq.storage.tables.staged_chunk import StagedChunk
-from raymq.storage.tables.staged_records import ChunkEntry, CommitDecision, MissingRows
+from raymq.storage.tables.staged_chunk import ChunkEntry, MissingRows, StagedChunk
+from raymq.storage.tables.staged_records import CommitDecision
 
 #: The topics of the brokers themselves to which staged rows may be committed: delayed rows wait there.
 _WAITING_TOPICS: Final = UNSENDABLE_TOPICS - {STAGED_TOPIC}

@@ -37,19 +37,23 @@ from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.mirrored_file import decode_mirrored
-from raymq.storage.tables.staged_chunk import chunk_name, decode_chunk, decode_header
-from raymq.storage.tables.staged_records import (
-    ABORTED,
-    COMMITTED,
+from raymq.storage.tables.staged_chunk import (
     Attempt,
     ChunkEntry,
     ChunkKey,
-    CommitDecision,
     MissingRows,
     Places,
+    chunk_name,
+    clamped_progress,
+    decode_chunk,
+    decode_header,
+)
+from raymq.storage.tables.staged_records import (
+    ABORTED,
+    COMMITTED,
+    CommitDecision,
     StagedRecords,
     clamped_commit,
-    clamped_progress,
     read_decision,
 )
 
@@ -231,6 +235,6 @@ def _commit(path: Path, chunks: list[ChunkEntry]) -> CommitDecision | None:
         topic_ids, uncertain_until, found, absent, cut = more + [{}, None, None, 0, {}][len(more) :]
         known = sum(chunk.rows for chunk in chunks if chunk.part in parts)
         absent = int(absent) + (0 if found is None else max(0, int(found) - known))
-        return read_decision(parts, ends, log_from, topic_ids, uncertain_until, absent, cut)
+        return read_decision([parts, ends, log_from, topic_ids, uncertain_until, absent, cut])
     except _ERRORS:
         return None

@@ -19,8 +19,8 @@ from raymq.actors.broker.core.writes.in_doubt_tracker import InDoubtTracker
 from raymq.actors.naming import UNSENDABLE_TOPICS
 from raymq.storage.failpoints import failpoint
 from raymq.storage.store import Store
-from raymq.storage.tables.staged_chunk import chunk_name, encode_chunk
-from raymq.storage.tables.staged_records import COMMITTED, FINISHED_MARK_SECONDS, ChunkEntry
+from raymq.storage.tables.staged_chunk import ChunkEntry, chunk_name, encode_chunk
+from raymq.storage.tables.staged_records import COMMITTED, FINISHED_MARK_SECONDS
 
 
 class StagedTransactionWriter:
