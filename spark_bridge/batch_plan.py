@@ -250,8 +250,8 @@ def verify_plan(plan: BatchPlan, found: Mapping[BrokerTopic, TopicBounds]) -> No
         StreamBroken: messages are missing or were replaced.
     """
     for origin, bounds in found.items():
-        if (made_anew := _is_recreated(origin, bounds, plan.origins)) is not None:
-            raise StreamBroken(made_anew)
+        if (recreated := _is_recreated(origin, bounds, plan.origins)) is not None:
+            raise StreamBroken(recreated)
     for queue, (start, end) in plan.ranges.items():
         if start == end:
             continue

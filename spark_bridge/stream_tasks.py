@@ -118,13 +118,11 @@ async def get_or_create_plan(mq: Connection, source: StreamSource, batch: Stream
     register = BatchPlanStore(mq, source.stream, source.coordinator)
     plans = (await register.kept(batch.query)).plans
     if batch.number in plans:
-        standing = _check_owner(BatchPlan.unpack(plans[batch.number]), source, batch)
+        stored = _check_owner(BatchPlan.unpack(plans[batch.number]), source, batch)
         if source.skip_losses:  # The tasks read the messages of the plan that still exist.
-            return standing
-        verify_plan(
-            standing, await bounds(mq, standing.topics, recovery_epochs(standing.origins), RETRY_TIMEOUT_SECONDS)
-        )
-        return standing
+            return stored
+        verify_plan(stored, await bounds(mq, stored.topics, recovery_epochs(stored.origins), RETRY_TIMEOUT_SECONDS))
+        return stored
     previous = _previous(source.stream, batch, plans)
     known = recovery_epochs(known_topic_epochs(previous, source.start_epochs))
     epochs = {origin: epoch for origin, epoch in known.items() if origin[0] in source.topics}

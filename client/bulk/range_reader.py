@@ -111,7 +111,7 @@ class _RangeRead:
     session: str
     queue: MessageQueue
     end: int
-    wish: ReadSpec
+    spec: ReadSpec
     fence: ReadFence
 
 
@@ -182,12 +182,12 @@ class RangeReader(TaskConnection):
             self._mq,
             queue.broker,
             request.session,
-            [request.wish.of(queue, position, request.fence)],
+            [request.spec.of(queue, position, request.fence)],
             request.end - position,
             CHUNK_BYTES,
             0.0,
             check_crc=check_crc,
-            bodies=request.wish.bodies,
+            bodies=request.spec.bodies,
             on_epoch=epochs.append,
         )
         if epoch is not None and epochs and epochs[0] != epoch:  # the answer may have records that replaced lost ones
@@ -219,7 +219,7 @@ def _tables(part: Fetched, request: _RangeRead) -> Iterator[pa.Table]:
 
     With a filter a part may go beyond the end.
     """
-    spec = request.wish
+    spec = request.spec
     count = int(np.searchsorted(part.offsets, request.end))
     sizes = part.sizes[:count]
     records = part.records[: int(sizes.sum(dtype=np.int64))]

@@ -219,7 +219,7 @@ from raymq.client import Connection
 from raymq.client.bulk import staged_write
 from raymq.client.bulk.staged_write import StagedWrite
 async def die(*_): os.kill(os.getpid(), signal.SIGKILL)
-staged_write._append = die
+StagedWrite._append = die
 mq = Connection([{cluster.name_server!r}])
 write = StagedWrite(mq, os.environ["WRITE"], "broker-a")
 write.commit([(part, broker, int(rows)) for part, broker, rows in map(str.split, os.environ["PARTS"].split(","))])

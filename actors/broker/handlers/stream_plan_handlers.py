@@ -29,8 +29,8 @@ def handlers(context: BrokerContext) -> Commands:
 
     async def plan(_: ServerConnection, request: Command) -> Command:
         place = text_field(request, "stream"), text_field(request, "query"), int_field(request, "batch")
-        standing = await asyncio.to_thread(plans.put, *place, bytes(request.body))
-        return request.response(ResponseCode.SUCCESS, body=standing)
+        stored = await asyncio.to_thread(plans.put, *place, bytes(request.body))
+        return request.response(ResponseCode.SUCCESS, body=stored)
 
     def bounds(_: ServerConnection, request: Command) -> Command:
         topic, known = text_field(request, "topic"), int_field(request, "epoch", 0)

@@ -191,17 +191,17 @@ def read_transaction_reply(answer: Command) -> TransactionReply:
     )
 
 
-def transaction_reply_fields(fate: TransactionReply) -> dict[str, Any]:
+def transaction_reply_fields(reply: TransactionReply) -> dict[str, Any]:
     """Return the fields that `read_transaction_reply` reads; the parts are in the body."""
     return {
-        "decision": fate.decision,
-        "topic": fate.topic,
-        "rows": fate.rows,
-        "missing": missing_field(fate.missing),
-        "instead": fate.instead,
-        "instead_number": fate.instead_number,
-        "instead_rows": fate.instead_rows,
-        "accepted": counts_field(fate.accepted),
+        "decision": reply.decision,
+        "topic": reply.topic,
+        "rows": reply.rows,
+        "missing": missing_field(reply.missing),
+        "instead": reply.instead,
+        "instead_number": reply.instead_number,
+        "instead_rows": reply.instead_rows,
+        "accepted": counts_field(reply.accepted),
     }
 
 

@@ -90,7 +90,7 @@ class CommitDeduplicator:
         self._topics = topics
         self._ends = ends
         self._on_damage = on_damage
-        self._stretches: dict[_Place, _LogRange] = {}
+        self._ranges: dict[_Place, _LogRange] = {}
 
     def missing(self, chunk: StagedChunk, places: Collection[_Attempt]) -> _Search[UnstoredRows]:
         """Return the rows of a chunk that these parts of the log lack.
@@ -99,33 +99,28 @@ class CommitDeduplicator:
         lie in a damaged range.
         """
         keys: list[_Key | None] = []
-        found, stretches = yield from self._claimed(_noted(_keys_of(chunk), keys), places)
-        doubts = [each.doubts for each in stretches if each.doubts.bytes]
-        return _without(chunk, keys, found, doubts) if found or doubts else all_rows(chunk)
-
-    def _claimed(
-        self, keys: Iterator[tuple[_Key | None, int]], places: Collection[_Attempt]
-    ) -> _Search[tuple[Counter[_Key], list[_LogRange]]]:
         wanted: Counter[_Key] = Counter()
         work = 0
-        for key, size in keys:
+        for key, size in _keys_of(chunk):
             if work >= _BYTES_A_STEP:
                 work = 0
                 yield 0
+            keys.append(key)
             if key is not None:
                 wanted[key] += 1
             work += _BYTES_A_STEP // _RECORDS_A_STEP + size
         found: Counter[_Key] = Counter()
-        stretches: list[_LogRange] = []
+        ranges: list[_LogRange] = []
         for begin, end in places:
             place = begin, self._log_end if end is None else end
-            stretch = self._stretches.get(place)
-            if stretch is None:
-                doubts = _UncertainRange(self._ends[1] if begin == self._ends[0] else {})
-                stretch = self._stretches[place] = _LogRange(self._walk, place, self._topics, doubts, self._on_damage)
-            stretches.append(stretch)
-            yield from stretch.claim(wanted, found)
-        return found, stretches
+            log_range = self._ranges.get(place)
+            if log_range is None:
+                damaged = _UncertainRange(self._ends[1] if begin == self._ends[0] else {})
+                log_range = self._ranges[place] = _LogRange(self._walk, place, self._topics, damaged, self._on_damage)
+            ranges.append(log_range)
+            yield from log_range.claim(wanted, found)
+        uncertain = [each.uncertain for each in ranges if each.uncertain.bytes]
+        return _without(chunk, keys, found, uncertain) if found or uncertain else all_rows(chunk)
 
 
 class _UncertainRange:
@@ -184,13 +179,13 @@ class _LogRange:
         walk: _Walk,
         place: _Place,
         topics: Collection[str],
-        doubts: _UncertainRange,
+        uncertain: _UncertainRange,
         on_damage: Callable[[DamagedRange], None],
     ) -> None:
         self._walk = walk
         self._position, self._end = place
         self._topics = topics
-        self.doubts = doubts
+        self.uncertain = uncertain
         self._on_damage = on_damage
         self._damaged_to = -1
         self._unclaimed: Counter[_Key] = Counter()
@@ -213,7 +208,7 @@ class _LogRange:
                 break
         # The rows of later chunks lie after those of this one. After damage this does not hold: the last row that was
         # found may be an equal one of a later chunk.
-        if begun and not wanted and not self.doubts.bytes:
+        if begun and not wanted and not self.uncertain.bytes:
             self._unclaimed.clear()
 
     def _look(self, wanted: Counter[_Key], found: Counter[_Key]) -> bool:
@@ -236,8 +231,8 @@ class _LogRange:
             self._position += record.size
             work += record.size
             if record.topic in self._topics:
-                self.doubts.seen((record.topic, record.queue_id), record.queue_offset)
-                key = record.topic, record.queue_id, _sense(record)
+                self.uncertain.seen((record.topic, record.queue_id), record.queue_offset)
+                key = record.topic, record.queue_id, _hash_of(record)
                 if key in wanted:
                     _move(key, 1, wanted, found)
                 else:
@@ -251,7 +246,7 @@ class _LogRange:
         if damage.begin != self._damaged_to:
             self._on_damage(damage)
         self._position = self._damaged_to = damage.end
-        self.doubts.bytes += min(damage.end, self._end) - damage.begin
+        self.uncertain.bytes += min(damage.end, self._end) - damage.begin
         return damage.end - damage.begin
 
 
@@ -259,16 +254,9 @@ def _keys_of(chunk: StagedChunk) -> Iterator[tuple[_Key | None, int]]:
     """Yield the key of each row, None if it is unreadable, and the row's size."""
     position = 0
     for size in chunk.sizes.tolist():
-        sense = _sense_of(chunk.records, position)
-        yield None if sense is None else (chunk.topic, chunk.queue_id, sense), size
+        content_hash = _hash_at(chunk.records, position)
+        yield None if content_hash is None else (chunk.topic, chunk.queue_id, content_hash), size
         position += size
-
-
-def _noted(keys: Iterator[tuple[_Key | None, int]], noted: list[_Key | None]) -> Iterator[tuple[_Key | None, int]]:
-    """Yield the same items, and append their keys to `noted`."""
-    for key, size in keys:
-        noted.append(key)
-        yield key, size
 
 
 def _move(key: _Key, count: int, wanted: Counter[_Key], found: Counter[_Key]) -> None:
@@ -283,7 +271,7 @@ def _take(key: _Key, count: int, counted: Counter[_Key]) -> None:
 
 
 def _without(
-    chunk: StagedChunk, keys: Collection[_Key | None], found: Counter[_Key], doubts: Sequence[_UncertainRange]
+    chunk: StagedChunk, keys: Collection[_Key | None], found: Counter[_Key], uncertain: Sequence[_UncertainRange]
 ) -> UnstoredRows:
     remaining: list[memoryview] = []
     numbers: list[int] = []
@@ -292,7 +280,7 @@ def _without(
     for number, (key, size) in enumerate(zip(keys, chunk.sizes.tolist(), strict=True)):
         if key is not None and found[key]:
             found[key] -= 1
-        elif key is not None and any(each.take(topic_queue, size) for each in doubts):
+        elif key is not None and any(each.take(topic_queue, size) for each in uncertain):
             undecided.append(number)
         else:
             numbers.append(number)
@@ -302,7 +290,7 @@ def _without(
     return UnstoredRows(replace(chunk, records=memoryview(b"".join(remaining)), sizes=sizes), numbers, undecided)
 
 
-def _sense(record: Record) -> bytes:
+def _hash_of(record: Record) -> bytes:
     """Return a 16-byte hash of a record's body and properties.
 
     Its unique key alone would not suffice, because some senders omit it.
@@ -311,12 +299,12 @@ def _sense(record: Record) -> bytes:
     return hashlib.blake2b(record.body + properties, digest_size=16).digest()
 
 
-def _sense_of(records: memoryview, position: int) -> bytes | None:
+def _hash_at(records: memoryview, position: int) -> bytes | None:
     """Return the hash of the record at `position`, or None if it is damaged.
 
     A damaged row is not searched for; its append then raises the error.
     """
     try:
-        return _sense(decode(records, position))
+        return _hash_of(decode(records, position))
     except StoreCorrupt:
         return None
