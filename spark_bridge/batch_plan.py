@@ -18,7 +18,7 @@ import msgpack
 from raymq.actors.errors import ProtocolError, RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.stream_plan_commands import QueueBounds, TopicBounds
-from raymq.client.bulk.batch_plans import BrokerTopic
+from raymq.client.bulk.range_reader import BrokerTopic
 
 #: The version of the encoding without and with skipped messages. Other versions are refused.
 _FORM: Final = 2

@@ -16,7 +16,7 @@ from rich.console import Console
 from raymq.actors.naming import check_topic
 from raymq.client import Sql
 from raymq.client.arguments import text
-from raymq.client.bulk.batch_plans import BrokerTopic
+from raymq.client.bulk.range_reader import BrokerTopic
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput
 from raymq.client.members.tag_filter import SqlSubscription, TagFilter

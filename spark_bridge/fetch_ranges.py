@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.actors.protocol import Tls
-from raymq.client.bulk.batch_plans import BrokerTopic
-from raymq.client.bulk.range_reader import NO_FENCE, RangeLost, RangeReader, ReadFence, ReadSpec
+from raymq.client.bulk.range_reader import NO_FENCE, BrokerTopic, RangeLost, RangeReader, ReadFence, ReadSpec
 from raymq.client.errors import OffsetOutOfRange, QueueNotFound, RayMQError, TopicNotFound
 from raymq.client.task_connection import shared_connection
 from raymq.spark_bridge.batch_plan import TopicEpoch

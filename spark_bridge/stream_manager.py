@@ -26,8 +26,8 @@ from rich.console import Console
 
 from raymq.actors.wire.commands.stream_plan_commands import QueryPlans
 from raymq.client import MessageQueue, arguments
-from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, BrokerTopic, bounds
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator, find_coordinator
+from raymq.client.bulk.range_reader import BrokerTopic, bounds
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, NotFoundError, RayMQError
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
@@ -35,7 +35,14 @@ from raymq.spark_bridge.batch_plan import BatchPlan, TopicEpoch
 from raymq.spark_bridge.bounded_read import ReadSelection, check_topics, fetch_task
 from raymq.spark_bridge.offset_ranges import CheckedPosition, Position, check_position, resolve_offsets
 from raymq.spark_bridge.progress_bars import QueryPosition, StreamProgressBars
-from raymq.spark_bridge.stream_tasks import RUN_PROPERTY, TASK_SLOTS, ReadStreamBatch, StreamSource
+from raymq.spark_bridge.stream_tasks import (
+    RUN_PROPERTY,
+    STREAM_KIND,
+    TASK_SLOTS,
+    BatchPlanStore,
+    ReadStreamBatch,
+    StreamSource,
+)
 
 #: The offset at which each queue begins.
 StartOffsets = dict[MessageQueue, int]

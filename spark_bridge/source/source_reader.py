@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.stream_plan_commands import TopicBounds
-from raymq.client.bulk.batch_plans import BrokerTopic, bounds
+from raymq.client.bulk.range_reader import BrokerTopic, bounds
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
 from raymq.spark_bridge.batch_plan import (
     BatchPlan,

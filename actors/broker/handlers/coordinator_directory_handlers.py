@@ -7,8 +7,7 @@ import contextlib
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, text_field
-from raymq.actors.broker.handlers.broker_command import Commands, changes, reads_confirmed
-from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
+from raymq.actors.broker.handlers.broker_command import Commands, changes, guard_target_broker, reads_confirmed
 from raymq.actors.errors import InvalidInput, StoreError
 from raymq.actors.protocol import PERM_WRITE
 from raymq.actors.wire.codes import RequestCode, ResponseCode

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
 from raymq.actors.broker.core.appending.staged_delays import delay_chunk_steps
 from raymq.actors.broker.core.writes.transaction_coordinator import TransactionStatus
-from raymq.actors.broker.handlers.broker_command import Commands, changes, reads_confirmed
-from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
+from raymq.actors.broker.handlers.broker_command import Commands, changes, guard_target_broker, reads_confirmed
 from raymq.actors.broker.staged_commits import resolve_writes
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire.codes import RequestCode, ResponseCode

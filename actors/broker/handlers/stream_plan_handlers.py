@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
-from raymq.actors.broker.handlers.broker_command import Commands, changes, reads, reads_confirmed
-from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
+from raymq.actors.broker.handlers.broker_command import Commands, changes, guard_target_broker, reads, reads_confirmed
 from raymq.actors.errors import PermissionDenied
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.codes import RequestCode, ResponseCode
