@@ -17,7 +17,7 @@ import numpy as np
 from raymq.actors.broker.core.appending.commit_deduplicator import CommitDeduplicator, UnstoredRows, all_rows
 from raymq.actors.broker.core.appending.staged_chunk_log import StagedChunkLog
 from raymq.actors.broker.core.copies.record_copy import RecordAppender
-from raymq.actors.broker.core.copies.republisher import STAGED, CopyPurpose, MessageLocation, Republisher
+from raymq.actors.broker.core.copies.republisher import STAGED, CopyPurpose, CopyRefusal, MessageLocation, Republisher
 from raymq.actors.naming import UNSENDABLE_TOPICS
 from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.errors import StoreCorrupt, StoreError
@@ -251,12 +251,11 @@ class StagedCommit:
             begin, end = int(ends[part[0]] - rows.sizes[part[0]]), int(ends[part[-1]])
             self._append_records(rows.records[begin:end], rows.sizes[part.start : part.stop], topic_queue)
 
-        def quarantine(part: range, reason: str) -> None:
-            for number in part:
-                self._refuse(self._owner(chunk, numbers[number]), reason, MessageLocation(*topic_queue))
-            refused.extend([reason] * len(part))
-
-        self._republisher.bisect_failures(range(len(rows.sizes)), append, lambda _, __: None, quarantine)
+        for part, outcome in self._republisher.copy_each(range(len(rows.sizes)), append):
+            if isinstance(outcome, CopyRefusal):
+                for number in part:
+                    self._refuse(self._owner(chunk, numbers[number]), outcome.reason, MessageLocation(*topic_queue))
+                refused.extend([outcome.reason] * len(part))
         return refused
 
     def _lose(self, chunk: ChunkEntry, reason: str) -> None:
