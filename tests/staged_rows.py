@@ -5,12 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.appending.staged_commit import StagedCommit
 from raymq.actors.broker.core.appending.staged_transaction_writer import StagedTransactionWriter
+from raymq.client.bulk.staged_write import StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.storage.errors import StoreError
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.records import record as layout
@@ -32,6 +35,12 @@ def stage(
     """Stage a chunk."""
     chunk = staging.append_chunk(transaction, part, number, topic_queue, records, sizes, coordinator)
     staging.record_chunk(transaction, coordinator, chunk)
+
+
+def send_chunk(writer: StagedWriter, write: StagedWrite, *chunk: Any) -> None:
+    """Stage a chunk over a socket: part, number, queue, records and sizes."""
+    writer.begin(write.transaction, *chunk, coordinator=write.coordinator)
+    writer.settle()
 
 
 def begin(

@@ -39,22 +39,6 @@ class StagedWriter(TaskConnection):
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._bytes = 0
 
-    def stage(
-        self,
-        transaction: str,
-        part: str,
-        number: int,
-        queue: MessageQueue,
-        records: bytes | bytearray | memoryview,
-        sizes: npt.NDArray[np.int32],
-        *,
-        coordinator: str,
-        delayed: bool = False,
-    ) -> None:
-        """Stage one chunk and wait until it is stored: `begin` and `settle`."""
-        self.begin(transaction, part, number, queue, records, sizes, coordinator=coordinator, delayed=delayed)
-        self.settle()
-
     def begin(
         self,
         transaction: str,
@@ -95,7 +79,7 @@ class StagedWriter(TaskConnection):
         self._bytes += len(records)
 
     def settle(self) -> None:
-        """Wait until all chunks are stored. Raise as `stage`."""
+        """Wait until all chunks are stored. Raise as `begin`."""
         while self._under_way:
             self._wait_for_first()
 

@@ -31,7 +31,7 @@ from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.requests.fetch_request import fetch
 from raymq.client.task_connection import shared_connection
 from raymq.storage.records.record import decode, encode, encode_properties
-from tests import fork_server
+from tests import fork_server, staged_rows
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
 
@@ -110,15 +110,7 @@ class Cluster:
                         records = [record(queue.queue_id, row.encode()) for row in rows]
                         sizes = np.array([len(each) for each in records], np.int32)
                         where = 100 * queue.queue_id + number
-                        writer.stage(
-                            write.transaction,
-                            part,
-                            where,
-                            queue,
-                            b"".join(records),
-                            sizes,
-                            coordinator=write.coordinator,
-                        )
+                        staged_rows.send_chunk(writer, write, part, where, queue, b"".join(records), sizes)
         return [("won", broker, 2 * CHUNKS * ROWS) for broker in self.brokers]
 
     def bodies(self, queue: MessageQueue) -> list[str]:

@@ -19,6 +19,7 @@ from raymq.client.bulk.coordinator_lookup import ensure_coordinator, find_coordi
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -50,7 +51,7 @@ def write_batch(services: Services, number: int, broker: str) -> CommittedWrite:
         with StagedWriter([services.name_server.address]) as writer:
             queue = MessageQueue("t", broker, 0)
             sizes = np.array([len(record)], np.int32)
-            writer.stage(opened.transaction, "p", 0, queue, record, sizes, coordinator=opened.coordinator)
+            staged_rows.send_chunk(writer, opened, "p", 0, queue, record, sizes)
         return opened.commit([("p", broker, 1)])
 
 

@@ -16,6 +16,7 @@ from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import BrokerUnavailable, InvalidInput, WriteIncomplete
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 from tests.staged_rows import cut_header
@@ -38,9 +39,7 @@ def stage_write(services: Services, mq: Connection, number: int = 0) -> StagedWr
                 ]
                 sizes = np.array([len(each) for each in rows], np.int32)
                 queue = MessageQueue("t", broker, 0)
-                writer.stage(
-                    opened.transaction, "p", place, queue, b"".join(rows), sizes, coordinator=opened.coordinator
-                )
+                staged_rows.send_chunk(writer, opened, "p", place, queue, b"".join(rows), sizes)
     return opened
 
 

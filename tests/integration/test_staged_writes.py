@@ -21,6 +21,7 @@ from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import BrokerUnavailable, ClientClosed, InvalidInput, NotStored, OutcomeUnknown, TooFewInSync
 from raymq.storage.records.record import encode, encode_properties
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 from tests.staged_rows import open_transactions
@@ -47,7 +48,7 @@ def stage(mq: Connection, write: StagedWrite, mark: str = "row", part: str = "p"
             ]  # fmt: skip
             sizes = np.array([len(record) for record in records], np.int32)
             queue = MessageQueue("t", broker, 0)
-            writer.stage(write.transaction, part, 0, queue, b"".join(records), sizes, coordinator=write.coordinator)
+            staged_rows.send_chunk(writer, write, part, 0, queue, b"".join(records), sizes)
     return [(part, broker, 10) for broker in sorted(BROKERS)]
 
 
