@@ -81,9 +81,7 @@ async def ensure_coordinator(
     return coordinator
 
 
-async def find_coordinator(
-    mq: Connection, kind: str, key: str, *, seconds: float = RETRY_TIMEOUT_SECONDS
-) -> str | Mapping[str, bool]:
+async def find_coordinator(mq: Connection, kind: str, key: str) -> str | Mapping[str, bool]:
     """Return the name of the coordinator of `key`.
 
     If all brokers report that there is none, return whether each of them takes new keys, by name.
@@ -92,7 +90,7 @@ async def find_coordinator(
         BrokerUnavailable: a broker does not answer or is away, and no other one has a record of the coordinator.
         InvalidInput: the kind or the key is invalid.
     """
-    return await retry_while_unavailable(lambda: _query_all(mq, kind, key), seconds)
+    return await retry_while_unavailable(lambda: _query_all(mq, kind, key))
 
 
 async def is_forgotten(mq: Connection, broker: str) -> bool:

@@ -156,9 +156,8 @@ class StagedCommitsFuzz:
     def abort(self) -> None:
         if found := self._that_are(Progress.STAGED):
             transaction = self._random.choice(found)
+            transaction.progress = Progress.ABORTED  # it is not committed after that, also if this call fails
             staged_rows.abort(self._bench.core.staging, transaction.name)
-            is_begun = self._bench.core.staging.table.decided(transaction.name) is not None
-            transaction.progress = Progress.COMMITTING if is_begun else Progress.ABORTED
 
     def send(self) -> None:
         queue_id = self._random.choice(QUEUES)
