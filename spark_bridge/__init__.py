@@ -11,20 +11,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raymq.spark_bridge.batch_planner import StreamBroken
+    from raymq.spark_bridge.batch_plan import StreamBroken
     from raymq.spark_bridge.session import SparkBridge
-    from raymq.spark_bridge.sink import TopicSink
     from raymq.spark_bridge.source.source_registration import register_source
     from raymq.spark_bridge.stream_manager import StreamProgress
-    from raymq.spark_bridge.writer import WriteResult
+    from raymq.spark_bridge.writer import TopicSink, WriteResult
 
 __all__ = ["SparkBridge", "StreamBroken", "StreamProgress", "TopicSink", "WriteResult", "register_source"]
 
 _MODULES = {
     "SparkBridge": "session",
-    "StreamBroken": "batch_planner",
+    "StreamBroken": "batch_plan",
     "StreamProgress": "stream_manager",
-    "TopicSink": "sink",
+    "TopicSink": "writer",
     "WriteResult": "writer",
     "register_source": "source.source_registration",
 }

@@ -16,16 +16,16 @@ from rich.console import Console
 from raymq.actors.naming import check_topic
 from raymq.client import Sql
 from raymq.client.arguments import text
-from raymq.client.bulk.batch_plans import BrokerTopic
+from raymq.client.bulk.range_reader import BrokerTopic
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput
 from raymq.client.members.tag_filter import SqlSubscription, TagFilter
 from raymq.spark_bridge.batch_plan import TopicEpoch
 from raymq.spark_bridge.body_decoder import FORMATS, BodyDecoder
 from raymq.spark_bridge.dataframe_schema import arrow_schema, chosen_columns, message_schema, parse_schema
+from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, Position, fetch_topic_epochs, plan, split_ranges
 from raymq.spark_bridge.progress_bars import MessageProgress
-from raymq.spark_bridge.worker_tasks import FetchRanges
 
 #: Tasks for each core, so that one slow broker does not delay the others.
 TASKS_PER_CORE = 2

@@ -1,6 +1,6 @@
 """The columns of a topic's DataFrame as Spark types.
 
-This module runs on the driver; envelope.py does the same for the Python workers.
+This module runs on the driver; fetch_ranges.py does the same for the Python workers.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from raymq.actors.errors import OffsetReset
 from raymq.actors.naming import check_group
 from raymq.client import MessageQueue, arguments
 from raymq.client.admin.admin import Admin
-from raymq.client.bulk.batch_plans import BrokerTopic, bounds
-from raymq.client.bulk.range_reader import NO_FENCE, range_lost, topic_recreated
-from raymq.client.bulk.read_spec import ReadFence
+from raymq.client.bulk.range_reader import NO_FENCE, BrokerTopic, ReadFence, bounds, range_lost, topic_recreated
 from raymq.client.connection import Connection
 from raymq.client.errors import BrokerUnavailable, InvalidInput, OffsetOutOfRange, QueueNotFound
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS, retry_while_unavailable

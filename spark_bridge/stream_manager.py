@@ -5,30 +5,44 @@ The tasks of a stream plan its batches, see stream_tasks.py; this module, on the
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from raymq.actors.wire.commands.stream_plan_commands import QueryPlans
 from raymq.client import MessageQueue, arguments
-from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, BrokerTopic, bounds
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator, find_coordinator
+from raymq.client.bulk.range_reader import BrokerTopic, bounds
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, NotFoundError, RayMQError
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
 from raymq.spark_bridge.batch_plan import BatchPlan, TopicEpoch
 from raymq.spark_bridge.bounded_read import ReadSelection, check_topics, fetch_task
-from raymq.spark_bridge.completed_batches import CompletedBatches
 from raymq.spark_bridge.offset_ranges import CheckedPosition, Position, check_position, resolve_offsets
-from raymq.spark_bridge.stream_progress_bars import QueryPosition, StreamProgressBars
-from raymq.spark_bridge.stream_tasks import RUN_PROPERTY, TASK_SLOTS, ReadStreamBatch, StreamSource
+from raymq.spark_bridge.progress_bars import QueryPosition, StreamProgressBars
+from raymq.spark_bridge.stream_tasks import (
+    RUN_PROPERTY,
+    STREAM_KIND,
+    TASK_SLOTS,
+    BatchPlanStore,
+    ReadStreamBatch,
+    StreamSource,
+)
 
 #: The offset at which each queue begins.
 StartOffsets = dict[MessageQueue, int]
@@ -37,6 +51,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENDING: Final = ("AvailableNowTrigger", "OneTimeTrigger")
 #: The seconds that `progress` waits for an unavailable broker.
 _PROGRESS_SECONDS: Final = 5.0
+#: The number of queries whose completed batches are kept; the ones reported most recently stay.
+_MAX_QUERIES: Final = 1_000
+
+_log = logging.getLogger(__name__)
 
 
 class StreamProgress(NamedTuple):
@@ -195,6 +213,56 @@ class StreamManager:
         if not isinstance(coordinator, str):
             raise NotFoundError(f"there is no stream {stream}")
         return coordinator
+
+
+class CompletedBatches(StreamingQueryListener):
+    """The last completed batch of each query.
+
+    Spark calls it on a thread of its own; any thread may read it.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._last: OrderedDict[str, int] = OrderedDict()
+        spark.streams.addListener(self)
+
+    def last_completed(self, query: str) -> int:
+        """Return the number of the query's last completed batch, -1 if none is recorded."""
+        with self._lock:
+            return self._last.get(query, -1)
+
+    def record(self, query: str, batch: int) -> None:
+        """Record that batch `batch` of a query is complete.
+
+        Spark may make this call after the thread that waited for the batch has continued.
+        """
+        with self._lock:
+            self._last[query] = max(batch, self._last.get(query, -1))
+            self._last.move_to_end(query)
+            if len(self._last) > _MAX_QUERIES:
+                self._last.popitem(last=False)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Handle Spark's event of a started query."""
+        _log.info("query %s is started", event.id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """Handle Spark's event after each batch."""
+        progress = event.progress
+        self.record(str(progress.id), progress.batchId)
+        _log.info("query %s: batch %d took %d ms", progress.id, progress.batchId, progress.batchDuration)
+
+    def onQueryIdle(self, _: object) -> None:  # noqa: N802 - Spark's name
+        """Handle Spark's event of a query that has no new data."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """Handle Spark's event of a terminated query.
+
+        Spark raises a query's error in the thread that waits for the query. The termination of a stopped query has no
+        error.
+        """
+        _log.info("query %s has ended: %s", event.id, event.exception or "it was stopped, or has read all")
 
 
 def initial_offsets(

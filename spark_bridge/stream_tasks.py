@@ -17,14 +17,25 @@ import pyarrow as pa
 
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.client.bulk.batch_plans import BatchPlanStore, BrokerTopic, bounds
+from raymq.actors.wire.commands import stream_plan_commands as wire
+from raymq.actors.wire.commands.stream_plan_commands import QueryPlans
+from raymq.actors.wire.frame import Command
+from raymq.client.bulk.coordinator_lookup import request_named_broker
+from raymq.client.bulk.range_reader import BrokerTopic, bounds
 from raymq.client.connection import Connection
-from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
+from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS, retry_while_unavailable
 from raymq.client.task_connection import shared_connection
-from raymq.spark_bridge.batch_plan import BatchPlan, TopicEpoch
-from raymq.spark_bridge.batch_planner import StreamBroken, known_topic_epochs, next_plan, recovery_epochs, verify_plan
+from raymq.spark_bridge.batch_plan import (
+    BatchPlan,
+    StreamBroken,
+    TopicEpoch,
+    known_topic_epochs,
+    next_plan,
+    recovery_epochs,
+    verify_plan,
+)
+from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, split_ranges
-from raymq.spark_bridge.worker_tasks import FetchRanges
 
 _log = logging.getLogger("raymq.spark")
 #: The number of tickets of a batch, and so the most tasks that can share one. A checkpoint counts tickets: after a
@@ -38,6 +49,44 @@ _BATCH: Final = "streaming.sql.batchId"
 _SESSION: Final = "spark.jobGroup.id"
 #: The bridge's local property: the name of the run that ends by itself.
 RUN_PROPERTY: Final = "raymq.run"
+#: The kind of a stream's key for `ensure_coordinator`.
+STREAM_KIND: Final = "stream"
+#: The time-out of a request to the coordinator of a stream.
+_REQUEST_SECONDS: Final = 10.0
+
+
+class BatchPlanStore:
+    """The plans of one stream's queries, on the stream's coordinator.
+
+    `coordinator` is the name of its broker. Requests are repeated while it restarts.
+    """
+
+    def __init__(self, mq: Connection, stream: str, coordinator: str) -> None:
+        self._mq = mq
+        self._stream = stream
+        self._coordinator = coordinator
+
+    async def kept(self, query: str | None) -> QueryPlans:
+        """Return the plans of a query's last batches.
+
+        If `query` is None, they are those of the query that was planned last.
+
+        Raises:
+            BrokerUnavailable: the coordinator did not come back in time. Also any error of its answer.
+        """
+        return wire.read_stream_plans(await self._ask(wire.stream_plans_command(self._stream, query)))
+
+    async def plan(self, query: str, batch: int, plan: bytes) -> bytes:
+        """Store the plan of a batch unless there is one, and return the stored plan.
+
+        Raise as `kept`.
+        """
+        return wire.read_stored_plan(await self._ask(wire.plan_batch_command(self._stream, query, batch, plan)))
+
+    async def _ask(self, command: Command) -> Command:
+        return await retry_while_unavailable(
+            lambda: request_named_broker(self._mq, self._coordinator, command, _REQUEST_SECONDS)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +108,14 @@ class StreamSource:
 
     Attributes:
         stream: its name, under which its plans are stored.
-        home: the broker that stores them.
+        coordinator: the broker that stores them.
         start_offsets, start_epochs: as those of `next_plan`.
         max_messages: the largest number of messages of a batch; None: all available ones.
         skip_losses: whether the stream continues after missing messages.
     """
 
     stream: str
-    home: str
+    coordinator: str
     topics: tuple[str, ...]
     start_offsets: Mapping[MessageQueue, int] | None
     max_messages: int | None
@@ -108,16 +157,14 @@ async def get_or_create_plan(mq: Connection, source: StreamSource, batch: Stream
         BrokerUnavailable: a broker of the topics, or the one that stores the plans, did not become available in time.
         TopicNotFound, PermissionDenied: a topic does not exist, or may not be read.
     """
-    register = BatchPlanStore(mq, source.stream, source.home)
+    register = BatchPlanStore(mq, source.stream, source.coordinator)
     plans = (await register.kept(batch.query)).plans
     if batch.number in plans:
-        standing = _check_owner(BatchPlan.unpack(plans[batch.number]), source, batch)
+        stored = _check_owner(BatchPlan.unpack(plans[batch.number]), source, batch)
         if source.skip_losses:  # The tasks read the messages of the plan that still exist.
-            return standing
-        verify_plan(
-            standing, await bounds(mq, standing.topics, recovery_epochs(standing.origins), RETRY_TIMEOUT_SECONDS)
-        )
-        return standing
+            return stored
+        verify_plan(stored, await bounds(mq, stored.topics, recovery_epochs(stored.origins), RETRY_TIMEOUT_SECONDS))
+        return stored
     previous = _previous(source.stream, batch, plans)
     known = recovery_epochs(known_topic_epochs(previous, source.start_epochs))
     epochs = {origin: epoch for origin, epoch in known.items() if origin[0] in source.topics}

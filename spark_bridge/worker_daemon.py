@@ -27,7 +27,8 @@ _OF_TASKS: Final = (
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.types",
     "raymq.spark_bridge.body_decoder",
-    "raymq.spark_bridge.worker_tasks",
+    "raymq.spark_bridge.fetch_ranges",
+    "raymq.spark_bridge.row_staging",
     "raymq.spark_bridge.stream_tasks",
 )
 

@@ -26,7 +26,7 @@ def move_to_folders(store: Store) -> Path:
     for name, known in table._transactions.copy().items():
         folder = root / name
         folder.mkdir(parents=True)
-        (folder / "home").write_bytes(kept_twice([known.home]))
+        (folder / "home").write_bytes(kept_twice([known.coordinator]))
         if known.over is not None:
             missing = b"" if known.missing is None else msgpack.packb(list(known.missing))
             (folder / known.over).write_bytes(missing)

@@ -9,7 +9,7 @@ What is in it, in the order to read it:
     core: the decisions, without sockets and Ray, in the folders appending, reading, delay, pop, groups, redelivery,
     writes, transactions and copies.
     membership_sync: exchanges with the other brokers which brokers and coordinators exist.
-    staged_commits, in_doubt_resolver: append staged writes when their coordinator has decided.
+    staged_commits: appends staged writes when their coordinator has decided, and asks it if need be.
     transaction_checker: asks the producers of open transactions how they ended.
     acks: decides when appends are answered. group_commit: one flush for all appends that wait for the disk.
     replica: the roles of a broker of a group with several copies. replication: their decisions.

@@ -26,12 +26,11 @@ from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.broker.group_commit import GroupCommit
 from raymq.actors.broker.handlers import pop_handlers
 from raymq.actors.broker.handlers.handler_registry import all_commands
-from raymq.actors.broker.in_doubt_resolver import InDoubtResolver, PeerClient
 from raymq.actors.broker.membership_sync import MembershipSync
 from raymq.actors.broker.name_server_registration import NameServerRegistration
 from raymq.actors.broker.opened_broker import OpenedBroker
 from raymq.actors.broker.periodic_tasks import PeriodicTasks, run_periodically
-from raymq.actors.broker.staged_commits import StagedCommits
+from raymq.actors.broker.staged_commits import InDoubtResolver, PeerClient, StagedCommits
 from raymq.actors.broker.transaction_checker import TransactionChecker
 from raymq.actors.protocol import (
     HEARTBEAT_SECONDS,
@@ -62,7 +61,7 @@ _RETENTION_SECONDS = 10.0
 #: How often staged writes are looked for that no driver has decided for a while.
 _WRITES_SECONDS = 0.5
 #: Delay of the first membership sync after a start.
-_MEET_SECONDS = 0.1
+_MEMBERSHIP_SECONDS = 0.1
 #: How often abandoned staged writes (a day old) and long-finished ones are looked for.
 _STAGED_SECONDS = 60.0
 #: How often the states of idempotent producers are saved; a restart reads the log from there on.
@@ -123,8 +122,8 @@ class LeaderService:
         self.core.topics.on_permission_change = self._registration.invalidate
         routes = RouteCache(self._pool, spec.name_servers)
         self._staged_commits = StagedCommits(self.core, acks)
-        self._meetings = MembershipSync(self.core, routes, self._pool, self._loop.time)
-        self._write_follower = InDoubtResolver(self.core, self._staged_commits, PeerClient(routes, self._pool).ask)
+        self._membership = MembershipSync(self.core, routes, self._pool)
+        self._in_doubt = InDoubtResolver(self.core, self._staged_commits, PeerClient(routes, self._pool))
         self._server = self._made_server(self._made_context(routes))
         self._door = InMemoryTransport(self._server)
         self._duties: list[asyncio.Task[None]] = []
@@ -326,9 +325,9 @@ class LeaderService:
         self._duties = [
             self._every(HEARTBEAT_SECONDS, self.announce),
             self._every(_RETENTION_SECONDS, self._delete_expired),
-            self._every(_MEET_SECONDS, self._meetings.sync_members),
-            self._every(_WRITES_SECONDS, self._follow_writes),
-            self._every(_STAGED_SECONDS, self._sweep_staged),
+            self._every(_MEMBERSHIP_SECONDS, self._membership.sync_members),
+            self._every(_WRITES_SECONDS, self._in_doubt.turn),
+            self._every(_STAGED_SECONDS, self._staged_commits.sweep),
             self._every(_PRODUCERS_SECONDS, self._save_producers),
             self._every(_EXPORT_SECONDS, self._export_tables),
             self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers),
@@ -405,12 +404,6 @@ class LeaderService:
         deleted = self.core.delete_expired()
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
-
-    async def _follow_writes(self) -> None:
-        await self._write_follower.turn()
-
-    async def _sweep_staged(self) -> None:
-        await self._staged_commits.sweep()
 
     async def _save_producers(self) -> None:
         """Save producer states, using at most a fiftieth of the loop's time.

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.errors import MessageNotFound, RayMQError
+from raymq.actors.errors import MessageNotFound, RayMQError, StoreError
 from raymq.actors.route_cache import RouteCache
 from raymq.actors.wire.commands import coordinator_directory_commands as wire
-from raymq.actors.wire.commands import known_broker_commands as wire_members
 from raymq.actors.wire.commands.target_broker import with_target_broker
 from raymq.actors.wire.connection_pool import ConnectionPool
-from raymq.storage.tables.known_brokers import is_valid_broker
+from raymq.storage.tables.coordinator_table import is_valid_broker
 
 #: Time-out of one request.
 _REQUEST_SECONDS: Final = 5.0
@@ -38,50 +37,48 @@ class MembershipSync:
     It is used on the broker's event loop, one call at a time.
     """
 
-    def __init__(self, core: BrokerCore, routes: RouteCache, pool: ConnectionPool, clock: Callable[[], float]) -> None:
-        """Create a sync; `clock` returns seconds that never go back."""
+    def __init__(self, core: BrokerCore, routes: RouteCache, pool: ConnectionPool) -> None:
         self._core = core
         self._routes = routes
         self._pool = pool
-        self._clock = clock
-        self._next = 0.0
         self._backoff = Backoff(first=0.2, cap=_LONGEST_SECONDS)
 
     async def sync_members(self) -> float:
-        """Sync with new brokers, if it is time; return the seconds to the next call."""
-        if self._clock() < self._next:
-            return self._next - self._clock()
-        complete = False
+        """Sync with new brokers; return the seconds to the next call."""
         try:
-            complete = await self._look()
-        finally:
-            if complete:
-                self._backoff.reset()
-            self._next = self._clock() + (_LOOK_SECONDS if complete else self._backoff.next_delay())
-        return self._next - self._clock()
+            complete = await self._sync_all()
+        except StoreError:
+            raise
+        except RayMQError as error:
+            _log.info("%s cannot find the other brokers now: %s", self._core.name, error)
+            complete = False
+        if not complete:
+            return self._backoff.next_delay()
+        self._backoff.reset()
+        return _LOOK_SECONDS
 
-    async def _look(self) -> bool:
+    async def _sync_all(self) -> bool:
         """Return True if this broker is now synced with all brokers that ever existed."""
-        directory, own = self._core.homes, self._core.name
+        directory, own = self._core.coordinators, self._core.name
         # The routes must already list this broker: of two that start at the same time, one then finds the other.
         view = (await self._routes.cluster()).masters
         if own not in view:
             return False
         names_by_server = await self._kept_names()
         brokers = {name for names in (view, *names_by_server.values()) for name in names if is_valid_broker(name)}
-        await asyncio.to_thread(directory.add_brokers, brokers)
+        await asyncio.to_thread(directory.merge, (), brokers)
         tried: set[str] = set()
         while found := [name for name in directory.unsynced_brokers() if name in view and name not in tried]:
             for name in found:
                 tried.add(name)
                 try:
-                    await self._meet(name, view[name])
+                    await self._sync_with(name, view[name])
                 except RayMQError as error:
                     _log.info("%s could not sync with %s yet: %s", own, name, error)
         directory.mark_discovered()
         for name_server, names in names_by_server.items():
             if own not in names:
-                await self._pool.request(name_server, wire_members.add_broker_command(own), _REQUEST_SECONDS)
+                await self._pool.request(name_server, wire.add_broker_command(own), _REQUEST_SECONDS)
         return not directory.unsynced_brokers()
 
     async def _kept_names(self) -> Mapping[str, Sequence[str]]:
@@ -93,8 +90,8 @@ class MembershipSync:
         problem: RayMQError | None = None
         for name_server in self._routes.name_servers:
             try:
-                answer = await self._pool.request(name_server, wire_members.known_brokers_command(), _REQUEST_SECONDS)
-                names_by_server[name_server] = wire_members.read_known_brokers(answer)
+                answer = await self._pool.request(name_server, wire.known_brokers_command(), _REQUEST_SECONDS)
+                names_by_server[name_server] = wire.read_known_brokers(answer)
             except MessageNotFound:
                 names_by_server[name_server] = ()
             except RayMQError as error:
@@ -103,13 +100,12 @@ class MembershipSync:
             raise problem
         return names_by_server
 
-    async def _meet(self, broker: str, address: str) -> None:
-        directory, after = self._core.homes, ""
+    async def _sync_with(self, broker: str, address: str) -> None:
+        directory, after = self._core.coordinators, ""
         while True:
             command = with_target_broker(broker, wire.copy_coordinators_command(self._core.name, after))
             page = wire.read_coordinator_page(await self._pool.request(address, command, _REQUEST_SECONDS))
-            await asyncio.to_thread(directory.merge, page.homes)
-            await asyncio.to_thread(directory.add_brokers, filter(is_valid_broker, page.members))
+            await asyncio.to_thread(directory.merge, page.entries, filter(is_valid_broker, page.members))
             if not page.last:
                 break
             after = page.last

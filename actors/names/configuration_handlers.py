@@ -10,7 +10,7 @@ from raymq.actors.server_settings import ServerSettings
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import known_broker_commands
+from raymq.actors.wire.commands.coordinator_directory_commands import BROKERS_NAMESPACE
 from raymq.actors.wire.commands.keeper_commands import REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route_headers import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
@@ -41,7 +41,7 @@ def handlers(entries: KVConfig, settings: ServerSettings, forget: Callable[[str]
         header = DeleteKeyValue.read(request)
         check_may_change(header.namespace)
         entries.delete(header.namespace, header.key)
-        if header.namespace == known_broker_commands.BROKERS_NAMESPACE:
+        if header.namespace == BROKERS_NAMESPACE:
             forget(header.key)
         return request.response(ResponseCode.SUCCESS)
 

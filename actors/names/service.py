@@ -23,7 +23,7 @@ from raymq.actors.ports import bind_persistent_port
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.server_settings import ServerSettings, SettingsFile, parse_bool
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import known_broker_commands
+from raymq.actors.wire.commands.coordinator_directory_commands import BROKERS_NAMESPACE
 from raymq.actors.wire.commands.keeper_commands import KEEPERS, REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server
@@ -55,9 +55,7 @@ class NameServerService:
         self._controller = ControllerHandlers(self.address, self._register_at, tls)
         self._server = Server(
             {
-                **route_handlers.handlers(
-                    self.table, self._order_of, lambda: self._entries.entries(known_broker_commands.BROKERS_NAMESPACE)
-                ),
+                **route_handlers.handlers(self.table, self._order_of, lambda: self._entries.entries(BROKERS_NAMESPACE)),
                 **kv.handlers(self._entries, settings, self.table.forget_left_broker),
                 **self._controller.handlers(),
                 RequestCode.STATUS: self._who,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.wire.commands.coordinator_directory_commands import forget_broker_command
-from raymq.actors.wire.commands.known_broker_commands import delete_broker_command
+from raymq.actors.wire.commands.coordinator_directory_commands import delete_broker_command, forget_broker_command
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out

@@ -21,9 +21,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
 from raymq.client.admin import dead_letter_requests
 from raymq.client.admin.group_requests import check_exists
-from raymq.client.bulk.batch_plans import bounds
-from raymq.client.bulk.range_reader import RangeReader
-from raymq.client.bulk.read_spec import ReadFence, ReadSpec
+from raymq.client.bulk.range_reader import RangeReader, ReadFence, ReadSpec, bounds
 from raymq.client.connection import Connection
 from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage

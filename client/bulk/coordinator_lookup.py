@@ -1,6 +1,6 @@
 """Find the coordinator of a key, or create one.
 
-The coordinator ("home") is the one broker that keeps a series of writes or a stream's plans. A lookup queries all
+The coordinator is the one broker that keeps a series of writes or a stream's plans. A lookup queries all
 brokers, and any of them may have a record of it: the client that creates a coordinator sends it to all brokers. So it
 can be found while it is away. A coordinator is created only if all brokers that ever existed report that there is none:
 each returns the brokers of which it has a record, and the lookup waits for one that is away (the broker's
@@ -23,14 +23,12 @@ from raymq.actors.protocol import RECENTLY_LEFT_SECONDS
 from raymq.actors.wire.commands.coordinator_directory_commands import (
     CoordinatorEntry,
     find_coordinator_command,
-    read_coordinator,
-    read_registered_coordinator,
-    register_coordinator_command,
-)
-from raymq.actors.wire.commands.known_broker_commands import (
     known_brokers_command,
+    read_coordinator,
     read_known_brokers,
+    read_registered_coordinator,
     read_uptime,
+    register_coordinator_command,
     uptime_command,
 )
 from raymq.actors.wire.commands.target_broker import with_target_broker
@@ -71,7 +69,7 @@ async def ensure_coordinator(
     """
 
     async def attempt() -> str | None:
-        known = await _ask_all(mq, kind, key)
+        known = await _query_all(mq, kind, key)
         if isinstance(known, str):
             return known
         able = [name for name, takes_new in known.items() if takes_new and (among is None or name in among)]
@@ -83,9 +81,7 @@ async def ensure_coordinator(
     return coordinator
 
 
-async def find_coordinator(
-    mq: Connection, kind: str, key: str, *, seconds: float = RETRY_TIMEOUT_SECONDS
-) -> str | Mapping[str, bool]:
+async def find_coordinator(mq: Connection, kind: str, key: str) -> str | Mapping[str, bool]:
     """Return the name of the coordinator of `key`.
 
     If all brokers report that there is none, return whether each of them takes new keys, by name.
@@ -94,7 +90,7 @@ async def find_coordinator(
         BrokerUnavailable: a broker does not answer or is away, and no other one has a record of the coordinator.
         InvalidInput: the kind or the key is invalid.
     """
-    return await retry_while_unavailable(lambda: _ask_all(mq, kind, key), seconds)
+    return await retry_while_unavailable(lambda: _query_all(mq, kind, key))
 
 
 async def is_forgotten(mq: Connection, broker: str) -> bool:
@@ -155,7 +151,7 @@ def rendezvous_choice(key: str, brokers: Iterable[str]) -> str:
     return max(sorted(brokers), key=weight)
 
 
-async def _ask_all(mq: Connection, kind: str, key: str) -> str | Mapping[str, bool]:
+async def _query_all(mq: Connection, kind: str, key: str) -> str | Mapping[str, bool]:
     """Return the coordinator, or which brokers take new keys if there is none.
 
     The latter requires that all brokers that ever existed report that there is none.
@@ -181,8 +177,8 @@ async def _ask_all(mq: Connection, kind: str, key: str) -> str | Mapping[str, bo
                 entry = each.result()
                 if isinstance(entry, RayMQError):
                     problem = entry
-                elif entry.home is not None:  # one broker's record is enough: the others are not waited for
-                    return entry.home
+                elif entry.coordinator is not None:  # one broker's record is enough: the others are not waited for
+                    return entry.coordinator
                 else:
                     found[requests[each]] = entry.takes_new
                     members.update(entry.members)

@@ -1,26 +1,85 @@
-"""Read whole ranges of queues as Arrow tables, for Spark's tasks and others."""
+"""Read whole ranges of queues as Arrow tables, for Spark's tasks and others, and query the bounds of queues."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.actors.errors import OffsetReset, ProtocolError, RayMQError
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.errors import BrokerUnavailable, OffsetReset, ProtocolError, RayMQError, TopicNotFound
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.filter.sql_filter import compile_sql
+from raymq.actors.protocol import PERM_READ, MessageQueue
+from raymq.actors.wire.commands import stream_plan_commands as wire
 from raymq.actors.wire.commands.fetch_commands import Fetched
-from raymq.client.bulk.batch_plans import retained_end
-from raymq.client.bulk.read_spec import ReadFence, ReadSpec
+from raymq.actors.wire.commands.stream_plan_commands import TopicBounds
+from raymq.client.bulk.coordinator_lookup import REMEDY, is_forgotten, unknown_brokers
+from raymq.client.connection import Connection
+from raymq.client.members.tag_filter import TagFilter
+from raymq.client.requests.broker_requests import ask, retry_while_unavailable
+from raymq.client.requests.fan_out import masters
 from raymq.client.requests.fetch_request import CHUNK_BYTES, fetch
 from raymq.client.task_connection import TaskConnection
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record_table import tables_from_records
+
+#: The name of a topic and that of a broker.
+BrokerTopic = tuple[str, str]
+
+#: The time-out of a request for bounds.
+_BOUNDS_SECONDS: Final = 10.0
+
+
+class ReadFence(NamedTuple):
+    """The incarnation of a topic and the recovery epoch when its offsets were looked up.
+
+    Both are the broker's values; None where they are not known.
+    """
+
+    incarnation: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """The filter and the columns of a read; by default all messages and columns.
+
+    It can be pickled.
+
+    Attributes:
+        tags: only messages with one of these tags; the broker compares their hashes, the reader their text.
+        sql: only messages for which this SQL92 expression is true; the broker evaluates it.
+        columns: the columns of a table of messages; without "body" the broker sends no bodies.
+    """
+
+    tags: frozenset[str] | None = None
+    sql: str | None = None
+    columns: frozenset[str] | None = None
+
+    @property
+    def is_unfiltered(self) -> bool:
+        """Return True if no message is left out."""
+        return self.tags is None and self.sql is None
+
+    @property
+    def bodies(self) -> bool:
+        """Return True if bodies are read."""
+        return self.columns is None or "body" in self.columns
+
+    def of(self, queue: MessageQueue, offset: int, fence: ReadFence) -> FetchSpec:
+        """Return the fetch of a queue from `offset` on, an offset that `fence` applies to."""
+        sql = None if self.sql is None else compile_sql(self.sql)
+        codes = None if self.tags is None else TagFilter("", self.tags).codes
+        return FetchSpec(queue.topic, queue.queue_id, offset, codes, sql, fence.epoch, fence.incarnation)
+
 
 #: All messages with all columns.
 READ_ALL = ReadSpec()
@@ -64,7 +123,7 @@ class _RangeRead:
     session: str
     queue: MessageQueue
     end: int
-    wish: ReadSpec
+    spec: ReadSpec
     fence: ReadFence
 
 
@@ -135,12 +194,12 @@ class RangeReader(TaskConnection):
             self._mq,
             queue.broker,
             request.session,
-            [request.wish.of(queue, position, request.fence)],
+            [request.spec.of(queue, position, request.fence)],
             request.end - position,
             CHUNK_BYTES,
             0.0,
             check_crc=check_crc,
-            bodies=request.wish.bodies,
+            bodies=request.spec.bodies,
             on_epoch=epochs.append,
         )
         if epoch is not None and epochs and epochs[0] != epoch:  # the answer may have records that replaced lost ones
@@ -172,7 +231,7 @@ def _tables(part: Fetched, request: _RangeRead) -> Iterator[pa.Table]:
 
     With a filter a part may go beyond the end.
     """
-    spec = request.wish
+    spec = request.spec
     count = int(np.searchsorted(part.offsets, request.end))
     sizes = part.sizes[:count]
     records = part.records[: int(sizes.sum(dtype=np.int64))]
@@ -184,3 +243,80 @@ def _tables(part: Fetched, request: _RangeRead) -> Iterator[pa.Table]:
             yield table
         else:
             yield table.filter(pc.is_in(table.column("tags"), pa.array(sorted(spec.tags))))
+
+
+async def bounds(
+    mq: Connection,
+    topics: Iterable[str],
+    epochs: Mapping[BrokerTopic, int],
+    seconds: float,
+    *,
+    skip_missing: bool = False,
+) -> dict[BrokerTopic, TopicBounds]:
+    """Return the minimum and maximum offsets of the topics' queues, by topic and broker.
+
+    The brokers are those that have the topics or are named in `epochs`, except brokers that are permanently gone, as
+    all others have recorded (`Admin.forget_broker`, `raymq broker drain --remove`).
+
+    Args:
+        epochs: the recovery epochs that the caller has. Their brokers, too, are waited for while they are away.
+        seconds: the time to wait for brokers that are away.
+        skip_missing: leave out topics that do not exist.
+
+    Raises:
+        TopicNotFound, PermissionDenied: an error that a broker returned.
+        BrokerUnavailable: a broker did not come back in time.
+    """
+    names = list(topics)
+    return await retry_while_unavailable(lambda: _bounds(mq, names, epochs, skip_missing=skip_missing), seconds)
+
+
+async def _bounds(
+    mq: Connection, topics: list[str], epochs: Mapping[BrokerTopic, int], *, skip_missing: bool
+) -> dict[BrokerTopic, TopicBounds]:
+    if topics and not epochs and (brokers := await unknown_brokers(mq)):
+        reason = "not reachable, and a name server that was just started has no record of its topics"
+        raise BrokerUnavailable(", ".join(brokers), reason, remedy=REMEDY)
+    addresses: dict[BrokerTopic, str] = {}
+    away: set[BrokerTopic] = set()
+    for topic in topics:
+        try:
+            # without epochs the route is the only source of the brokers
+            route = await mq.routes.readable(topic, fresh=not epochs)
+        except TopicNotFound:
+            if not skip_missing:
+                raise
+            continue
+        addresses |= {(topic, broker): at for broker, at in route.addresses.items()}
+        away |= {(topic, each.data.broker) for each in route.away if each.data.perm & PERM_READ}
+    if lacking := (away | epochs.keys()) - addresses.keys():
+        known = await masters(mq)
+        for origin in lacking:
+            if origin[1] in known:
+                addresses[origin] = known[origin[1]]
+            elif origin in away or not await is_forgotten(mq, origin[1]):
+                raise BrokerUnavailable(origin[1], f"it has queues of {origin[0]}, but no name server lists it now")
+
+    async def ask(origin: BrokerTopic) -> TopicBounds | None:
+        try:
+            command = wire.topic_bounds_command(origin[0], epochs.get(origin, 0))
+            return wire.read_topic_bounds(await mq.pool.request(addresses[origin], command, _BOUNDS_SECONDS))
+        except RayMQError as error:
+            mq.routes.invalidate(origin[0])
+            if skip_missing and isinstance(error, TopicNotFound):
+                return None
+            raise
+
+    answers = await asyncio.gather(*map(ask, addresses))
+    return {origin: each for origin, each in zip(addresses, answers, strict=True) if each is not None}
+
+
+async def retained_end(mq: Connection, queue: MessageQueue, epoch: int) -> int | None:
+    """Return the offset up to which a queue is unchanged since that recovery epoch.
+
+    None: all of it is unchanged. Raise as `ask`.
+    """
+    command = wire.topic_bounds_command(queue.topic, epoch)
+    topic_bounds = wire.read_topic_bounds(await ask(mq, queue.topic, queue.broker, command, _BOUNDS_SECONDS))
+    each = topic_bounds.queues.get(queue.queue_id)
+    return None if each is None else each.kept

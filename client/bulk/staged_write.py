@@ -1,6 +1,6 @@
 """Open, commit and abort staged writes: the driver's side.
 
-A write is opened at its coordinator ("home") and committed there by one decision; the brokers with its rows are then
+A write is opened at its coordinator and committed there by one decision; the brokers with its rows are then
 informed. The coordinator's decision is the commit of the whole write: after it every broker makes its rows visible,
 either on the driver's request or, without one, after a query to the coordinator. So whichever process crashes, either
 all rows of a write become visible, or none.
@@ -39,8 +39,8 @@ from raymq.actors.errors import (
 from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.wire.commands import staged_write_commands as wire
 from raymq.actors.wire.commands.coordinator_directory_commands import SERIES, WRITE, find_coordinator_command
-from raymq.actors.wire.commands.staged_parts import check_count
 from raymq.actors.wire.commands.staged_write_commands import TransactionAction, TransactionReply
+from raymq.actors.wire.frame import Command
 from raymq.client.bulk.coordinator_lookup import (
     ensure_coordinator,
     find_coordinator,
@@ -52,7 +52,7 @@ from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS, retry_w
 from raymq.client.requests.fan_out import gather
 
 #: The time-out of a request to a coordinator, in seconds.
-_HOME_SECONDS: Final = 10.0
+_COORDINATOR_SECONDS: Final = 10.0
 #: The time-out for a broker to append its rows, after which its liveness is checked; a commit copies every staged byte.
 _APPEND_SECONDS: Final = 60.0
 _ALIVE_SECONDS: Final = 5.0
@@ -76,14 +76,14 @@ class CommittedWrite:
 
 @dataclass(frozen=True, slots=True)
 class StagedWrite:
-    """A write that was opened at its coordinator, which `home` names.
+    """A write that was opened at its coordinator, which `coordinator` names.
 
     Any process may stage its rows from now on.
     """
 
     mq: Connection
     transaction: str
-    home: str
+    coordinator: str
 
     @classmethod
     def open(
@@ -128,17 +128,17 @@ class StagedWrite:
         for part, broker, rows in parts:
             by_broker.setdefault(broker, {})[part] = rows
         try:
-            check_count(sum(map(len, by_broker.values())))
+            wire.check_count(sum(map(len, by_broker.values())))
         except InvalidInput:
             with contextlib.suppress(RayMQError):
                 self.abort(by_broker)
             raise
         self.mq.check_open()
         try:
-            return self.mq.run(_commit(self.mq, self.transaction, self.home, by_broker))
+            return self.mq.run(self.commit_parts(by_broker))
         except ClientClosed as error:  # the connection was closed meanwhile by another thread
             _remember_undecided(self.transaction, by_broker)
-            raise _not_known(self.transaction, self.home, error) from error
+            raise self.unanswered(error) from error
 
     def abort(self, brokers: Collection[str] = ()) -> None:
         """Abort the write.
@@ -149,7 +149,168 @@ class StagedWrite:
             InvalidInput: it is committed.
             BrokerUnavailable: its coordinator does not answer.
         """
-        self.mq.run(_abort(self.mq, self.transaction, self.home, brokers))
+        self.mq.run(self.abort_at(brokers))
+
+    # -- coroutines of the connection's loop ----------------------------------------------------------------------
+
+    async def ask(self, command: Command) -> Command:
+        """Return the coordinator's answer."""
+        return await request_named_broker(self.mq, self.coordinator, command, _COORDINATOR_SECONDS)
+
+    async def open_at_coordinator(self, topic: str, series: str = "", number: int = 0) -> TransactionReply:
+        """Open the write, and return the coordinator's answer."""
+        command = wire.open_write_command(self.transaction, topic, series, number)
+        return wire.read_transaction_reply(await self.ask(command))
+
+    async def decide(
+        self, action: TransactionAction, parts: Mapping[str, Mapping[str, int]] | None = None
+    ) -> TransactionReply:
+        """Return the coordinator's answer to an action.
+
+        Raise WriteUnknown if the coordinator refuses the action now but may have carried it out before, because an
+        earlier answer was lost or this one is invalid.
+        """
+        unanswered = False
+
+        async def attempt() -> TransactionReply:
+            nonlocal unanswered
+            try:
+                command = wire.decide_write_command(self.transaction, action, parts)
+                return wire.read_transaction_reply(await self.ask(command))
+            except (BrokerUnavailable, StoreError) as error:
+                unanswered = unanswered or is_unanswered(error)
+                raise
+            except RayMQError as error:
+                if unanswered or (isinstance(error, ProtocolError) and not isinstance(error, VersionMismatch)):
+                    raise WriteUnknown(f"{self.coordinator}: {error}") from error
+                raise
+
+        return await retry_while_unavailable(attempt)
+
+    async def commit_parts(self, parts: Mapping[str, Mapping[str, int]]) -> CommittedWrite:
+        """Commit these parts, by broker; see `commit`."""
+        try:
+            status = await self.decide(TransactionAction.COMMIT, parts)
+        except RayMQError as error:
+            if isinstance(error, StoreFull) or not isinstance(error, BrokerUnavailable | StoreError):
+                with contextlib.suppress(RayMQError):  # nothing is decided
+                    await self.abort_at(parts)
+                raise
+            _remember_undecided(self.transaction, parts)
+            raise self.unanswered(error) from error
+        _undecided.pop(self.transaction, None)
+        if status.instead:
+            return await self.committed_instead(status, status.instead_number)
+        return await self.settle(status)
+
+    async def abort_at(self, brokers: Iterable[str]) -> None:
+        """Abort the write, and inform these brokers; see `abort`."""
+        status = await self.decide(TransactionAction.ABORT)
+        if status.decision == "committed":
+            allowed = "a write that is not committed; finish_write(transaction) waits until it is visible"
+            raise InvalidInput("transaction", allowed, self.transaction)
+
+        async def drop(broker: str) -> None:
+            with contextlib.suppress(RayMQError):  # the broker will query the coordinator
+                command = wire.abort_staged_command(self.transaction)
+                await request_named_broker(self.mq, broker, command, _COORDINATOR_SECONDS)
+
+        await gather(brokers, drop)
+
+    async def committed_instead(self, status: TransactionReply, number: int) -> CommittedWrite:
+        """Return the write that is committed in place of this one of its series.
+
+        If it has the same number, wait until all of it is visible.
+        """
+        if status.instead_number == number:
+            other = StagedWrite(self.mq, status.instead, self.coordinator)
+            found = await other.decide(TransactionAction.LOOK)
+            if found.decision == "committed":  # otherwise it is too old for the coordinator to have a record
+                return await other.settle(found)
+        return CommittedWrite(status.instead, status.instead_rows)
+
+    async def settle(self, status: TransactionReply) -> CommittedWrite:
+        """Have the brokers carry out the decision, and wait for it."""
+        if status.instead:
+            return CommittedWrite(status.instead, status.instead_rows)
+        if status.decision != "committed":
+            raise NotStored(
+                f"the write {self.transaction} was aborted in the meantime: none of its rows becomes visible"
+            )
+        lost, away = await self.append_all(status)
+        missing = sum(rows for rows, _ in lost.values())
+        if any(rows > status.accepted.get(broker, 0) for broker, (rows, _) in lost.items()):
+            reasons = {broker: f"{rows} rows: {reason}" for broker, (rows, reason) in sorted(lost.items())}
+            raise WriteIncomplete(self.transaction, status.rows - missing, missing, reasons)
+        if away:
+            raise OutcomeUnknown(
+                f"the write {self.transaction} is committed, but its rows on {', '.join(away)} become visible later, by"
+                f" themselves: do not repeat the write, finish_write(transaction) waits until they are visible"
+                f" ({min(map(str, away.values()))})",
+                transaction=self.transaction,
+                committed=True,
+            )
+        return CommittedWrite(self.transaction, status.rows - missing)
+
+    async def append_all(
+        self, status: TransactionReply
+    ) -> tuple[Mapping[str, tuple[int, str]], Mapping[str, RayMQError]]:
+        """Have the brokers append the committed rows.
+
+        Return the lost rows and the reason by broker, and the errors of the brokers that do not answer.
+        """
+        brokers = sorted(status.parts)
+        done = await gather(brokers, lambda broker: self._append(broker, status.parts[broker]))
+        away = {broker: result for broker, result in zip(brokers, done, strict=True) if isinstance(result, RayMQError)}
+        lost = dict(status.missing)
+        lost |= {broker: result for broker, result in zip(brokers, done, strict=True) if isinstance(result, tuple)}
+        return lost, away
+
+    async def _append(self, broker: str, parts: Mapping[str, int]) -> RayMQError | tuple[int, str] | None:
+        """Have a broker append its rows, and wait as long as it is alive.
+
+        Return None, the error if it has not appended them, or the number of lost rows and the reason.
+        """
+        deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
+        backoff = Backoff(first=0.1, cap=1.0)
+        while True:
+            try:
+                command = wire.commit_staged_command(self.transaction, parts)
+                return wire.read_commit_answer(await request_named_broker(self.mq, broker, command, _APPEND_SECONDS))
+            except BrokerUnavailable as error:
+                if isinstance(error, Timeout) and await self._is_alive(broker):
+                    deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
+                    continue
+                wait = backoff.next_delay()
+                if time.monotonic() + wait >= deadline:
+                    return error
+                await asyncio.sleep(wait)
+            except RayMQError as error:  # its disk is full, or has failed: it retries on its own
+                return error
+
+    async def _is_alive(self, broker: str) -> bool:
+        try:
+            command = find_coordinator_command(WRITE, self.transaction)
+            await request_named_broker(self.mq, broker, command, _ALIVE_SECONDS)
+        except BrokerUnavailable:
+            return False
+        except RayMQError:
+            pass
+        return True
+
+    async def finish(self, status: TransactionReply) -> CommittedWrite:
+        """Commit the write if its commit was requested and not decided, and wait until all of it is visible."""
+        if status.decision == "open":
+            return await self.commit_parts(_undecided[self.transaction])
+        return await self.settle(status)
+
+    def unanswered(self, error: RayMQError) -> OutcomeUnknown:
+        """Return the error of a write whose coordinator does not answer."""
+        return OutcomeUnknown(
+            f"it is unknown whether the write {self.transaction} is committed: {self.coordinator} does not answer; do"
+            f" not repeat it before finish_write(transaction) has returned its outcome ({error})",
+            transaction=self.transaction,
+        )
 
 
 def finish(mq: Connection, transaction: str) -> CommittedWrite:
@@ -175,8 +336,7 @@ def abort(mq: Connection, transaction: str) -> None:
     """
 
     async def end() -> None:
-        coordinator = await _coordinator_of(mq, transaction)
-        await _abort(mq, transaction, coordinator, ())
+        await (await _write_of(mq, transaction)).abort_at(())
 
     mq.run(end())
 
@@ -198,10 +358,10 @@ def accept(mq: Connection, transaction: str) -> CommittedWrite:
     async def do_without() -> CommittedWrite:
         with contextlib.suppress(WriteIncomplete):
             return await _finish(mq, transaction)
-        coordinator, fate = await _decided(mq, transaction)
-        lost, _ = await _carried_out(mq, transaction, fate)
+        write, status = await _decided(mq, transaction)
+        lost, _ = await write.append_all(status)
         command = wire.accept_write_command(transaction, {broker: rows for broker, (rows, _) in lost.items()})
-        await retry_while_unavailable(lambda: request_named_broker(mq, coordinator, command, _HOME_SECONDS))
+        await retry_while_unavailable(lambda: write.ask(command))
         return await _finish(mq, transaction)
 
     return mq.run(do_without())
@@ -211,12 +371,9 @@ async def _open(
     mq: Connection, topic: str, brokers: Collection[str], series: str, number: int, stem: str
 ) -> StagedWrite | CommittedWrite:
     if series:
-        coordinator = await ensure_coordinator(mq, SERIES, series, among=brokers)
-        transaction = _new_name(coordinator, stem)
-        fate = await retry_while_unavailable(lambda: _open_at(mq, coordinator, transaction, topic, series, number))
-        if fate.instead:
-            return await _standing(mq, coordinator, fate, number)
-        return StagedWrite(mq, transaction, coordinator)
+        write = _new_write(mq, await ensure_coordinator(mq, SERIES, series, among=brokers), stem)
+        status = await retry_while_unavailable(lambda: write.open_at_coordinator(topic, series, number))
+        return await write.committed_instead(status, number) if status.instead else write
 
     async def anywhere() -> StagedWrite:
         problem: RayMQError = BrokerUnavailable(topic, "no broker of the topic can be written to")
@@ -224,81 +381,26 @@ async def _open(
         while remaining:
             coordinator = rendezvous_choice(uuid.uuid4().hex, remaining)
             remaining.discard(coordinator)
-            transaction = _new_name(coordinator)  # a new name for each coordinator: one name is never opened at two
+            write = _new_write(mq, coordinator)  # a new name for each coordinator: one name is never opened at two
             try:
-                await _open_at(mq, coordinator, transaction, topic, "", 0)
+                await write.open_at_coordinator(topic)
             except (BrokerUnavailable, ServerBusy, StoreError) as error:
                 problem = error
             else:
-                return StagedWrite(mq, transaction, coordinator)
+                return write
         raise problem
 
     return await retry_while_unavailable(anywhere)
 
 
-async def _open_at(
-    mq: Connection, coordinator: str, transaction: str, topic: str, series: str, number: int
-) -> TransactionReply:
-    command = wire.open_write_command(transaction, topic, series, number)
-    return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _HOME_SECONDS))
-
-
-def _new_name(coordinator: str, stem: str = "") -> str:
-    """Return a new name, which includes the coordinator's name if that is short enough.
+def _new_write(mq: Connection, coordinator: str, stem: str = "") -> StagedWrite:
+    """Return a write with a new name, which includes the coordinator's name if that is short enough.
 
     `stem` replaces its random part.
     """
     stem = stem or uuid.uuid4().hex
     name = f"{stem}-{coordinator}"
-    return name if _NAME.fullmatch(name) else stem
-
-
-async def _decide(
-    mq: Connection,
-    transaction: str,
-    coordinator: str,
-    action: TransactionAction,
-    parts: Mapping[str, Mapping[str, int]] | None = None,
-) -> TransactionReply:
-    """Return the coordinator's answer to an action on a write.
-
-    Raise WriteUnknown if the coordinator refuses the action now but may have carried it out before, because an earlier
-    answer was lost or this one is invalid.
-    """
-    unanswered = False
-
-    async def ask() -> TransactionReply:
-        nonlocal unanswered
-        command = wire.decide_write_command(transaction, action, parts)
-        try:
-            return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _HOME_SECONDS))
-        except (BrokerUnavailable, StoreError) as error:
-            unanswered = unanswered or is_unanswered(error)
-            raise
-        except RayMQError as error:
-            if unanswered or (isinstance(error, ProtocolError) and not isinstance(error, VersionMismatch)):
-                raise WriteUnknown(f"{coordinator}: {error}") from error
-            raise
-
-    return await retry_while_unavailable(ask)
-
-
-async def _commit(
-    mq: Connection, transaction: str, coordinator: str, parts: Mapping[str, Mapping[str, int]]
-) -> CommittedWrite:
-    try:
-        fate = await _decide(mq, transaction, coordinator, TransactionAction.COMMIT, parts)
-    except RayMQError as error:
-        if isinstance(error, StoreFull) or not isinstance(error, BrokerUnavailable | StoreError):  # nothing is decided
-            with contextlib.suppress(RayMQError):
-                await _abort(mq, transaction, coordinator, parts)
-            raise
-        _remember_undecided(transaction, parts)
-        raise _not_known(transaction, coordinator, error) from error
-    _undecided.pop(transaction, None)
-    if fate.instead:
-        return await _standing(mq, coordinator, fate, fate.instead_number)
-    return await _settle(mq, transaction, fate)
+    return StagedWrite(mq, name if _NAME.fullmatch(name) else stem, coordinator)
 
 
 def _remember_undecided(transaction: str, parts: Mapping[str, Mapping[str, int]]) -> None:
@@ -307,160 +409,44 @@ def _remember_undecided(transaction: str, parts: Mapping[str, Mapping[str, int]]
     _undecided[transaction] = parts
 
 
-async def _standing(mq: Connection, coordinator: str, fate: TransactionReply, number: int) -> CommittedWrite:
-    """Return the write that is committed in place of this one of its series.
-
-    If it has the same number, wait until all of it is visible.
-    """
-    if fate.instead_number == number:
-        standing = await _decide(mq, fate.instead, coordinator, TransactionAction.LOOK)
-        if standing.decision == "committed":  # otherwise it is too old for the coordinator to have a record
-            return await _settle(mq, fate.instead, standing)
-    return CommittedWrite(fate.instead, fate.instead_rows)
-
-
-async def _settle(mq: Connection, transaction: str, fate: TransactionReply) -> CommittedWrite:
-    """Have the brokers carry out the decision, and wait for it."""
-    if fate.instead:
-        return CommittedWrite(fate.instead, fate.instead_rows)
-    if fate.decision != "committed":
-        raise NotStored(f"the write {transaction} was aborted in the meantime: none of its rows becomes visible")
-    return _all_there(transaction, fate, *await _carried_out(mq, transaction, fate))
-
-
-async def _carried_out(
-    mq: Connection, transaction: str, fate: TransactionReply
-) -> tuple[Mapping[str, tuple[int, str]], Mapping[str, RayMQError]]:
-    """Have the brokers append the committed rows.
-
-    Return the lost rows and the reason by broker, and the errors of the brokers that do not answer.
-    """
-    brokers = sorted(fate.parts)
-    done = await gather(brokers, lambda broker: _append(mq, transaction, broker, fate.parts[broker]))
-    away = {broker: result for broker, result in zip(brokers, done, strict=True) if isinstance(result, RayMQError)}
-    lost = dict(fate.missing)
-    lost |= {broker: result for broker, result in zip(brokers, done, strict=True) if isinstance(result, tuple)}
-    return lost, away
-
-
-def _all_there(
-    transaction: str, fate: TransactionReply, lost: Mapping[str, tuple[int, str]], away: Mapping[str, RayMQError]
-) -> CommittedWrite:
-    """Return the result of a commit if all rows are stored, except accepted losses.
-
-    Otherwise raise WriteIncomplete or OutcomeUnknown.
-    """
-    missing = sum(rows for rows, _ in lost.values())
-    if any(rows > fate.accepted.get(broker, 0) for broker, (rows, _) in lost.items()):
-        reasons = {broker: f"{rows} rows: {reason}" for broker, (rows, reason) in sorted(lost.items())}
-        raise WriteIncomplete(transaction, fate.rows - missing, missing, reasons)
-    if away:
-        raise OutcomeUnknown(
-            f"the write {transaction} is committed, but its rows on {', '.join(away)} become visible later, by"
-            f" themselves: do not repeat the write, finish_write(transaction) waits until they are visible"
-            f" ({min(map(str, away.values()))})",
-            transaction=transaction,
-            committed=True,
-        )
-    return CommittedWrite(transaction, fate.rows - missing)
-
-
-async def _append(
-    mq: Connection, transaction: str, broker: str, parts: Mapping[str, int]
-) -> RayMQError | tuple[int, str] | None:
-    """Have a broker append its rows, and wait as long as it is alive.
-
-    Return None, the error if it has not appended them, or the number of lost rows and the reason.
-    """
-    deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
-    backoff = Backoff(first=0.1, cap=1.0)
-    while True:
-        try:
-            command = wire.commit_staged_command(transaction, parts)
-            return wire.read_commit_answer(await request_named_broker(mq, broker, command, _APPEND_SECONDS))
-        except BrokerUnavailable as error:
-            if isinstance(error, Timeout) and await _is_alive(mq, broker, transaction):
-                deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
-                continue
-            wait = backoff.next_delay()
-            if time.monotonic() + wait >= deadline:
-                return error
-            await asyncio.sleep(wait)
-        except RayMQError as error:  # its disk is full, or has failed: it retries on its own
-            return error
-
-
-async def _is_alive(mq: Connection, broker: str, transaction: str) -> bool:
-    try:
-        await request_named_broker(mq, broker, find_coordinator_command(WRITE, transaction), _ALIVE_SECONDS)
-    except BrokerUnavailable:
-        return False
-    except RayMQError:
-        pass
-    return True
-
-
-async def _abort(mq: Connection, transaction: str, coordinator: str, brokers: Iterable[str]) -> None:
-    fate = await _decide(mq, transaction, coordinator, TransactionAction.ABORT)
-    if fate.decision == "committed":
-        allowed = "a write that is not committed; finish_write(transaction) waits until it is visible"
-        raise InvalidInput("transaction", allowed, transaction)
-
-    async def tell(broker: str) -> None:
-        with contextlib.suppress(RayMQError):  # the broker will query the coordinator
-            await request_named_broker(mq, broker, wire.abort_staged_command(transaction), _HOME_SECONDS)
-
-    await gather(brokers, tell)
-
-
 async def _finish(mq: Connection, transaction: str) -> CommittedWrite:
-    coordinator, fate = await _decided(mq, transaction)
-    if fate.decision == "open":
-        return await _commit(mq, transaction, coordinator, _undecided[transaction])
-    return await _settle(mq, transaction, fate)
+    write, status = await _decided(mq, transaction)
+    return await write.finish(status)
 
 
-async def _decided(mq: Connection, transaction: str) -> tuple[str, TransactionReply]:
-    """Return a write's coordinator and its answer about the write.
+async def _decided(mq: Connection, transaction: str) -> tuple[StagedWrite, TransactionReply]:
+    """Return a write of any process, and the coordinator's answer about it.
 
     The decision can be "open" only if this process has requested the commit. Raise InvalidInput if it is not decided
     otherwise, or if the coordinator has no record of it.
     """
-    coordinator = await _coordinator_of(mq, transaction)
+    write = await _write_of(mq, transaction)
     try:
-        fate = await _decide(mq, transaction, coordinator, TransactionAction.LOOK)
+        status = await write.decide(TransactionAction.LOOK)
     except (BrokerUnavailable, StoreError) as error:
-        raise _not_known(transaction, coordinator, error) from error
-    if fate.decision == "open" and transaction not in _undecided:
+        raise write.unanswered(error) from error
+    if status.decision == "open" and transaction not in _undecided:
         allowed = "a decided write: only its own process can commit it; abort_write(transaction), and write again"
         raise InvalidInput("transaction", allowed, transaction)
-    if fate.decision == "unknown":
+    if status.decision == "unknown":
         raise _unknown(transaction)
-    return coordinator, fate
+    return write, status
 
 
-async def _coordinator_of(mq: Connection, transaction: str) -> str:
-    """Return the coordinator of a write that was opened before.
+async def _write_of(mq: Connection, transaction: str) -> StagedWrite:
+    """Return a write that was opened before.
 
     The brokers that had rows of it have a record of the coordinator for some minutes after its end; later only the
     write's name has it. Raise InvalidInput if neither has it.
     """
     coordinator = await find_coordinator(mq, WRITE, transaction)
     if isinstance(coordinator, str):
-        return coordinator
+        return StagedWrite(mq, transaction, coordinator)
     named = _NAMED.fullmatch(transaction)
     if named is not None and named[1] not in coordinator:
-        return named[1]  # the coordinator is away
+        return StagedWrite(mq, transaction, named[1])  # the coordinator is away
     raise _unknown(transaction)
 
 
 def _unknown(transaction: str) -> RayMQError:
     return InvalidInput("transaction", "a write of the last 7 days that a broker has a record of", transaction)
-
-
-def _not_known(transaction: str, coordinator: str, error: RayMQError) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"it is unknown whether the write {transaction} is committed: {coordinator} does not answer; do not repeat it"
-        f" before finish_write(transaction) has returned its outcome ({error})",
-        transaction=transaction,
-    )

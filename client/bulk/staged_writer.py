@@ -39,22 +39,6 @@ class StagedWriter(TaskConnection):
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._bytes = 0
 
-    def stage(
-        self,
-        transaction: str,
-        part: str,
-        number: int,
-        queue: MessageQueue,
-        records: bytes | bytearray | memoryview,
-        sizes: npt.NDArray[np.int32],
-        *,
-        home: str,
-        delayed: bool = False,
-    ) -> None:
-        """Stage one chunk and wait until it is stored: `begin` and `settle`."""
-        self.begin(transaction, part, number, queue, records, sizes, home=home, delayed=delayed)
-        self.settle()
-
     def begin(
         self,
         transaction: str,
@@ -64,7 +48,7 @@ class StagedWriter(TaskConnection):
         records: bytes | bytearray | memoryview,
         sizes: npt.NDArray[np.int32],
         *,
-        home: str,
+        coordinator: str,
         delayed: bool = False,
     ) -> None:
         """Start to stage chunk `number` of `part` on the broker of `queue`.
@@ -73,7 +57,7 @@ class StagedWriter(TaskConnection):
         staged at the same time: this waits while they are too many or have too many bytes.
 
         Args:
-            home: the coordinator of the transaction, where it was opened.
+            coordinator: the coordinator of the transaction, where it was opened.
             delayed: all records have a delivery time, or all have the same delay level.
 
         Raises:
@@ -88,14 +72,14 @@ class StagedWriter(TaskConnection):
             if longest:
                 check_body_size(longest, body_limit(await self._mq.routes.get(queue.topic), queue.broker))
             chunk = transaction, part, number, (queue.topic, queue.queue_id)
-            command = wire_staging.stage_command(*chunk, records, sizes, home, delayed=delayed)
+            command = wire_staging.stage_command(*chunk, records, sizes, coordinator, delayed=delayed)
             await self._request(queue.topic, queue.broker, command)
 
         self._under_way.append((self._begin_patiently(queue.topic, attempt), len(records)))
         self._bytes += len(records)
 
     def settle(self) -> None:
-        """Wait until all chunks are stored. Raise as `stage`."""
+        """Wait until all chunks are stored. Raise as `begin`."""
         while self._under_way:
             self._wait_for_first()
 

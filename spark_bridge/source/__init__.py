@@ -13,7 +13,7 @@ What is in it, in the order to read it:
     source_registration: registers the source in a session.
 
 The path of a message: `option(...)` -> `source_options` -> `source_reader` plans ranges on the driver ->
-`worker_tasks.FetchRanges` in Spark's Python workers. The path of a row: `source_columns` -> `worker_tasks.StageRows` ->
+`fetch_ranges.FetchRanges` in Spark's Python workers. The path of a row: `source_columns` -> `row_staging.StageRows` ->
 `source_writer` commits on the driver. Only `source_options`, `checkpoint_offsets` and `source_columns` can be imported
 with Spark 3.5, where this source is not available.
 """

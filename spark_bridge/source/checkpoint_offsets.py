@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import MessageQueue
-from raymq.client.bulk.batch_plans import BrokerTopic
+from raymq.client.bulk.range_reader import BrokerTopic
 from raymq.spark_bridge.batch_plan import BatchPlan, TopicEpoch
 
 #: As Spark's `json` module parses the text.

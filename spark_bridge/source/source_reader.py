@@ -17,11 +17,20 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.stream_plan_commands import TopicBounds
-from raymq.client.bulk.batch_plans import BrokerTopic, bounds
+from raymq.client.bulk.range_reader import BrokerTopic, bounds
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
-from raymq.spark_bridge.batch_plan import BatchPlan, RunEnd, TopicEpoch
-from raymq.spark_bridge.batch_planner import known_topic_epochs, next_plan, recovery_epochs, rotation_after, verify_plan
+from raymq.spark_bridge.batch_plan import (
+    BatchPlan,
+    RunEnd,
+    TopicEpoch,
+    known_topic_epochs,
+    next_plan,
+    recovery_epochs,
+    rotation_after,
+    verify_plan,
+)
 from raymq.spark_bridge.bounded_read import ReadSelection, check_topics, fetch_task
+from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, fetch_topic_epochs, plan, split_ranges
 from raymq.spark_bridge.source.checkpoint_offsets import (
     Offset,
@@ -33,7 +42,6 @@ from raymq.spark_bridge.source.checkpoint_offsets import (
 )
 from raymq.spark_bridge.source.source_options import ClusterAddress, ReadOptions, StreamOptions
 from raymq.spark_bridge.stream_manager import StartOffsets, initial_offsets
-from raymq.spark_bridge.worker_tasks import FetchRanges
 
 #: The row for which a task's FetchRanges is called; it has one range.
 _FIRST: Final = pa.RecordBatch.from_arrays([pa.array([0], pa.int64())], names=["id"])

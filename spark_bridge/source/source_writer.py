@@ -21,11 +21,10 @@ from raymq.client import MessageQueue
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.connection import Connection
 from raymq.client.errors import OutcomeUnknown, RayMQError
-from raymq.spark_bridge.sink import sink_series
+from raymq.spark_bridge.row_staging import StageRows
 from raymq.spark_bridge.source.source_options import WriteOptions
 from raymq.spark_bridge.stream_tasks import current_batch
-from raymq.spark_bridge.worker_tasks import StageRows
-from raymq.spark_bridge.writer import writable_queues
+from raymq.spark_bridge.writer import sink_series, writable_queues
 
 #: Columns that choose a row's queue.
 _CHOOSING: Final = frozenset({"keys", "sharding_key"})
@@ -36,12 +35,12 @@ _log = logging.getLogger(__name__)
 class StagedMessage(WriterCommitMessage):  # type: ignore[misc]
     """The parts (part, broker, rows) of a transaction that a task has staged.
 
-    `home` is the broker that coordinates the transaction. There are no parts if the batch was written before.
+    `coordinator` is the broker that coordinates the transaction. There are no parts if the batch was written before.
     """
 
-    def __init__(self, transaction: str, home: str, parts: Sequence[tuple[str, str, int]]) -> None:
+    def __init__(self, transaction: str, coordinator: str, parts: Sequence[tuple[str, str, int]]) -> None:
         self.transaction = transaction
-        self.home = home
+        self.coordinator = coordinator
         self.parts = tuple(parts)
 
 
@@ -58,12 +57,12 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]
         opened = StagedWrite.open(mq, options.topic, _brokers(queues))
         if isinstance(opened, CommittedWrite):
             raise TypeError(f"{opened.transaction} belongs to no series, so it cannot be committed already")
-        self._transaction, self._home = opened.transaction, opened.home
+        self._transaction, self._coordinator = opened.transaction, opened.coordinator
         self._stage = _stage(options, opened, queues, columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of a partition; Spark calls this in a task."""
-        return StagedMessage(self._transaction, self._home, _parts(self._stage, iterator))
+        return StagedMessage(self._transaction, self._coordinator, _parts(self._stage, iterator))
 
     def commit(self, messages: list[StagedMessage | None]) -> None:
         """Commit the write; Spark calls this on the driver after all tasks. Raises as `_commit`."""
@@ -74,7 +73,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]
         _abort(self._opened(), messages)
 
     def _opened(self) -> StagedWrite:
-        return StagedWrite(self._cluster.connection(), self._transaction, self._home)
+        return StagedWrite(self._cluster.connection(), self._transaction, self._coordinator)
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -107,7 +106,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             deque(iterator, maxlen=0)
             return StagedMessage("", "", ())
         return StagedMessage(
-            opened.transaction, opened.home, _parts(_stage(options, opened, queues, self._columns), iterator)
+            opened.transaction, opened.coordinator, _parts(_stage(options, opened, queues, self._columns), iterator)
         )
 
     def commit(self, messages: list[StagedMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -129,7 +128,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         opened = next((each for each in messages if each is not None and each.transaction), None)
         if opened is None:
             return None
-        return StagedWrite(self._options.cluster.connection(), opened.transaction, opened.home)
+        return StagedWrite(self._options.cluster.connection(), opened.transaction, opened.coordinator)
 
 
 def _queues(mq: Connection, topic: str, columns: Sequence[str]) -> list[MessageQueue]:
@@ -145,7 +144,12 @@ def _stage(
 ) -> StageRows:
     cluster = options.cluster
     return StageRows(
-        cluster.name_servers, opened.transaction, tuple(queues), tuple(columns), cluster.tls, home=opened.home
+        cluster.name_servers,
+        opened.transaction,
+        tuple(queues),
+        tuple(columns),
+        cluster.tls,
+        coordinator=opened.coordinator,
     )
 
 

@@ -9,7 +9,7 @@ What is in it, in the order to read it:
     request_mode: whether a group's members pull or pop a topic.
     staged_chunk, staged_records: records that are staged until their write is committed.
     quarantined_messages: messages of which no copy could be made.
-    coordinator_table: which broker coordinates a key; known_brokers: the brokers that have ever been in the cluster.
+    coordinator_table: which broker coordinates a key, and the brokers that have ever been in the cluster.
     stream_plan_store: which messages each batch of a streaming query reads.
     write_transactions: the decisions about staged writes.
     transaction_checks: how often the producers of open transactions were asked.

@@ -1,6 +1,7 @@
-"""Encode chunks of staged rows as records of the commit log.
+"""Describe chunks of staged rows, and encode them as records of the commit log.
 
-A chunk is a number of rows (records of one queue) that wait for the commit of their write. Its encoded form,
+A chunk is a number of rows (records of one queue) that wait for the commit of their write. `ChunkEntry` is what the
+table of staged writes has of it. Its encoded form,
 
     u4 header length | msgpack header [topic, queue id, sizes of the rows, ...] | rows
 
@@ -10,20 +11,72 @@ is cut into the bodies of one or more records of STAGED_TOPIC. Each of them has 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Buffer, Record, encode, encode_properties
 from raymq.storage.staged_topic import STAGED_QUEUE, STAGED_TOPIC
 
 _HEADER_LENGTH = struct.Struct(">I")
 _NO_HOST: Final = bytes(8)
+
+#: Part and number.
+ChunkKey = tuple[str, int]
+#: Physical offset and size of each record of a chunk.
+Places = tuple[tuple[int, int], ...]
+#: Begin and end in the log; None: the end of the log.
+Attempt = tuple[int, int | None]
+
+
+class MissingRows(NamedTuple):
+    """How many rows of a commit are missing in the log, and why."""
+
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntry:
+    """One chunk of an unfinished transaction.
+
+    Attributes:
+        incarnation, topic_id: those of the topic when the chunk was staged. The id is None if it was not known; it is
+            known longer than the log has the deletion.
+        places: its records in the log; none if they are lost.
+        attempts: the parts of the log to which commits appended, or may have appended, rows of it.
+        done_at: where the log ended when all of it had been appended; None: it is not done.
+        lost: the rows that cannot be appended.
+    """
+
+    part: str
+    number: int
+    topic: str
+    queue_id: int
+    rows: int
+    incarnation: int = 0
+    topic_id: str | None = None
+    places: Places = ()
+    attempts: tuple[Attempt, ...] = ()
+    done_at: int | None = None
+    lost: MissingRows | None = None
+
+    @property
+    def key(self) -> ChunkKey:
+        """Return part and number."""
+        return self.part, self.number
+
+    @property
+    def begin(self) -> int | None:
+        """Return the physical offset of its first record, or None."""
+        return min((offset for offset, _ in self.places), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +87,23 @@ class StagedChunk:
     queue_id: int
     records: memoryview
     sizes: npt.NDArray[np.int32]
+
+
+def clamped_progress(chunk: ChunkEntry, bounds: RecoveryBounds, *, is_decided: bool) -> ChunkEntry:
+    """Return a chunk with the progress that the log still has.
+
+    After a power loss, a chunk of a decided commit that is not done may be anywhere: see `clamped_commit`.
+    """
+    done_at = chunk.done_at if chunk.done_at is None or bounds.has(chunk.done_at) else None
+    attempts = tuple(each for each in ended_attempts(chunk.attempts, bounds.log_end) if bounds.has(each[0]))
+    if bounds.memory_lost and is_decided and done_at is None:
+        attempts = ()
+    return replace(chunk, attempts=attempts, done_at=done_at)
+
+
+def ended_attempts(attempts: Iterable[Attempt], log_end: int) -> tuple[Attempt, ...]:
+    """Return the attempts with their ends limited to `log_end`."""
+    return tuple((begin, log_end if end is None else min(end, log_end)) for begin, end in attempts)
 
 
 def chunk_name(transaction: str, part: str, number: int) -> str:

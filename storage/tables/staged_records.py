@@ -18,14 +18,25 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
 
 from raymq.storage.errors import InvalidInput
 from raymq.storage.failpoints import failpoint
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
+from raymq.storage.tables.staged_chunk import (
+    Attempt,
+    ChunkEntry,
+    ChunkKey,
+    MissingRows,
+    Places,
+    clamped_progress,
+    ended_attempts,
+)
 
 #: The valid names of transactions and parts.
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -43,13 +54,6 @@ _PROGRESS: Final = "p"
 _DECIDED: Final = "c"
 _FINISHED: Final = "f"
 _REMOVED: Final = "r"
-
-#: Part and number.
-ChunkKey = tuple[str, int]
-#: Physical offset and size of each record of a chunk.
-Places = tuple[tuple[int, int], ...]
-#: Begin and end in the log; None: the end of the log.
-Attempt = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,68 +89,42 @@ class CommitDecision:
         return queue_id if queue_id < gone_from else queue_id % queues
 
 
-class MissingRows(NamedTuple):
-    """How many rows of a commit are missing in the log, and why."""
-
-    rows: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkEntry:
-    """One chunk of an unfinished transaction.
-
-    Attributes:
-        incarnation, topic_id: those of the topic when the chunk was staged. The id is None if it was not known; it is
-            known longer than the log has the deletion.
-        places: its records in the log; none if they are lost.
-        attempts: the parts of the log to which commits appended, or may have appended, rows of it.
-        done_at: where the log ended when all of it had been appended; None: it is not done.
-        lost: the rows that cannot be appended.
-    """
-
-    part: str
-    number: int
-    topic: str
-    queue_id: int
-    rows: int
-    incarnation: int = 0
-    topic_id: str | None = None
-    places: Places = ()
-    attempts: tuple[Attempt, ...] = ()
-    done_at: int | None = None
-    lost: MissingRows | None = None
-
-    @property
-    def key(self) -> ChunkKey:
-        """Return part and number."""
-        return self.part, self.number
-
-    @property
-    def begin(self) -> int | None:
-        """Return the physical offset of its first record, or None."""
-        return min((offset for offset, _ in self.places), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTransaction:
-    """A transaction that this broker has, or recently had, rows of.
-
-    Attributes:
-        home: the broker that coordinates it; "" without one.
-        commit: the decision to commit, if not all of it is in the log yet.
-        over: COMMITTED or ABORTED if the transaction is finished.
-    """
-
-    name: str
-    home: str
-    commit: CommitDecision | None
-    over: str | None
+#: The values of a decision in an event.
+_Decision = tuple[
+    tuple[str, ...],
+    list[tuple[str, int, int]],
+    int,
+    dict[str, str],
+    int | None,
+    int,
+    dict[str, tuple[int, Annotated[int, msgspec.Meta(ge=1)]]],
+]
+_Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z")]
+#: The types of an event's values after its kind, see `StagedRecords`.
+_EVENTS: Final[Mapping[str, Any]] = {
+    _STAGED: tuple[_Name, str, _Name, int, str, int, int, int, str | None, Places],
+    _MOVED: tuple[_Name, _Name, int, Places],
+    _PROGRESS: tuple[_Name, _Name, int, tuple[Attempt, ...], int | None, int | None, str | None],
+    _DECIDED: tuple[_Name, _Decision],
+    _FINISHED: tuple[_Name, str, Literal["committed", "aborted"], int | None, str | None],
+    _REMOVED: tuple[str],
+}
 
 
 @dataclass(slots=True)
-class _Transaction:
-    home: str = ""
+class StagedTransaction:
+    """A transaction that this broker has, or recently had, rows of. Only events change it.
+
+    Attributes:
+        coordinator: the broker that coordinates it; "" without one.
+        chunks: its chunks, unless it is finished.
+        commit: the decision to commit, if not all of it is in the log yet.
+        over: COMMITTED or ABORTED if the transaction is finished.
+        missing: the rows that are missing if it is committed.
+    """
+
+    name: str
+    coordinator: str = ""
     chunks: dict[ChunkKey, ChunkEntry] = field(default_factory=dict)
     commit: CommitDecision | None = None
     over: str | None = None
@@ -157,11 +135,11 @@ class StagedRecords(JournaledTable):
     """The staged writes of one broker. Any thread may call any method.
 
     Events:
-        ["s", transaction, home, part, number, topic, queue id, rows, incarnation, topic id, places]: a chunk
+        ["s", transaction, coordinator, part, number, topic, queue id, rows, incarnation, topic id, places]: a chunk
         ["m", transaction, part, number, places]: its records are elsewhere; without places: they are lost
         ["p", transaction, part, number, attempts, done at, lost rows, reason]: the progress of its commit
         ["c", transaction, [parts, ends, log from, topic ids, uncertain until, absent, cut]]: the decision to commit
-        ["f", transaction, home, outcome, missing rows, reason]: the end, which removes all chunks
+        ["f", transaction, coordinator, outcome, missing rows, reason]: the end, which removes all chunks
         ["r", transaction]: the transaction is removed
     """
 
@@ -169,7 +147,7 @@ class StagedRecords(JournaledTable):
     COPIES: ClassVar = 2
 
     def __init__(self) -> None:
-        self._transactions: dict[str, _Transaction] = {}
+        self._transactions: dict[str, StagedTransaction] = {}
         #: Held while a chunk is added or the outcome is recorded; never during a sync.
         self._deciding = threading.Lock()
         #: Held while the places of chunks change, and while `begin` reads them.
@@ -180,7 +158,7 @@ class StagedRecords(JournaledTable):
 
     # -- chunks --------------------------------------------------------------------------------------------------
 
-    def check_open(self, transaction: str, part: str, number: int, home: str) -> None:
+    def check_open(self, transaction: str, part: str, number: int, coordinator: str) -> None:
         """Raise InvalidInput if `add` would."""
         _checked("transaction", transaction)
         _checked("part", part)
@@ -189,23 +167,24 @@ class StagedRecords(JournaledTable):
         known = self._transactions.get(transaction)
         if known is None:
             return
-        if known.home != home:
-            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known.home!r}", home)
+        if known.coordinator != coordinator:
+            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known.coordinator!r}", coordinator)
         if known.commit is not None or known.over is not None:
             raise InvalidInput("transaction", "one that is not decided yet", transaction)
 
-    def add(self, transaction: str, home: str, chunk: ChunkEntry) -> None:
+    def add(self, transaction: str, coordinator: str, chunk: ChunkEntry) -> None:
         """Record the place of a synced chunk durably, replacing its number's.
 
         Args:
-            home: the broker that coordinates the transaction; "" without one.
+            coordinator: the broker that coordinates the transaction; "" without one.
 
         Raises:
             InvalidInput: a name or number is not valid, the transaction has another coordinator, or it is already
                 decided. StoreFull, StoreFailed: the chunk is not staged.
         """
         self._decide(
-            _staged(transaction, home, chunk), lambda: self.check_open(transaction, chunk.part, chunk.number, home)
+            _staged(transaction, coordinator, chunk),
+            lambda: self.check_open(transaction, chunk.part, chunk.number, coordinator),
         )
 
     def move(self, transaction: str, key: ChunkKey, places: Places) -> int:
@@ -249,18 +228,19 @@ class StagedRecords(JournaledTable):
 
     def transactions(self) -> list[StagedTransaction]:
         """Return all transactions on this broker."""
-        return [
-            StagedTransaction(name, known.home, None if known.over else known.commit, known.over)
-            for name, known in self._transactions.copy().items()
-        ]
+        return list(self._transactions.copy().values())
 
-    def home_of(self, transaction: str) -> str | None:
+    def count_open(self) -> int:
+        """Count the transactions that are not over."""
+        return sum(each.over is None for each in self.transactions())
+
+    def coordinator_of(self, transaction: str) -> str | None:
         """Return the coordinator of a transaction on this broker.
 
         Return None if the transaction or its coordinator is not known here.
         """
         known = self._transactions.get(_checked("transaction", transaction))
-        return None if known is None else known.home or None
+        return None if known is None else known.coordinator or None
 
     def is_here(self, transaction: str) -> bool:
         """Return True if this broker has, or recently had, rows of the transaction."""
@@ -291,7 +271,7 @@ class StagedRecords(JournaledTable):
         """Declare that a chunk, or its missing rest, is about to be appended after `log_end`."""
 
         def begun(chunk: ChunkEntry) -> ChunkEntry:
-            attempts = (*_ended(chunk.attempts, log_end), (log_end, None))
+            attempts = (*ended_attempts(chunk.attempts, log_end), (log_end, None))
             return replace(chunk, attempts=attempts, done_at=None, lost=None)
 
         self._advance(transaction, key, begun)
@@ -299,7 +279,7 @@ class StagedRecords(JournaledTable):
     def fail_attempt(self, transaction: str, key: ChunkKey, log_end: int, lost: MissingRows | None = None) -> None:
         """Record that the last attempt appended a chunk in part, before `log_end`."""
         self._advance(
-            transaction, key, lambda chunk: replace(chunk, attempts=_ended(chunk.attempts, log_end), lost=lost)
+            transaction, key, lambda chunk: replace(chunk, attempts=ended_attempts(chunk.attempts, log_end), lost=lost)
         )
 
     def finish(self, transaction: str, key: ChunkKey, log_end: int) -> None:
@@ -337,7 +317,7 @@ class StagedRecords(JournaledTable):
             self.sync()
 
     def _end(self, transaction: str, outcome: str, missing: MissingRows | None) -> None:
-        self._decide((_FINISHED, transaction, self.home_of(transaction) or "", outcome, *_pair(missing)))
+        self._decide((_FINISHED, transaction, self.coordinator_of(transaction) or "", outcome, *_pair(missing)))
 
     def _decide(self, event: Fields, check: Callable[[], None] = lambda: None) -> None:
         """Record an event durably; no other one comes between `check` and it."""
@@ -366,59 +346,53 @@ class StagedRecords(JournaledTable):
             self.record(_REMOVED, transaction)
 
     def take_over(
-        self, transaction: str, home: str, chunks: Iterable[ChunkEntry], commit: CommitDecision | None
+        self, transaction: str, coordinator: str, chunks: Iterable[ChunkEntry], commit: CommitDecision | None
     ) -> None:
         """Record an unfinished transaction of another source. May be repeated; `sync` makes it durable."""
         for chunk in chunks:
-            self.record(*_staged(transaction, home, chunk))
+            self.record(*_staged(transaction, coordinator, chunk))
             self.record(*_progress(transaction, chunk))
         if commit is not None:
             self.record(*_decided(transaction, commit))
 
-    def take_over_end(self, transaction: str, home: str, outcome: str, missing: MissingRows | None) -> None:
+    def take_over_end(self, transaction: str, coordinator: str, outcome: str, missing: MissingRows | None) -> None:
         """Record the end of a transaction of another source, as `take_over`."""
-        self.record(_FINISHED, transaction, home, outcome, *_pair(missing))
+        self.record(_FINISHED, transaction, coordinator, outcome, *_pair(missing))
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def apply(self, fields: Fields) -> None:
         """Apply an event; see the class."""
-        kind, name, *rest = fields
+        kind, *values = fields
+        name, *rest = msgspec.convert(values, _EVENTS[kind])
         known = self._transactions.get(name)
         if kind == _STAGED:
-            home, *values, places = rest
-            chunk = _chunk(values, places)
-            self._put(known or self._made(name), chunk, home=str(home))
+            coordinator, *chunk = rest
+            self._put(known or self._made(name), ChunkEntry(*chunk), coordinator=coordinator)
         elif kind in (_MOVED, _PROGRESS):
-            part, number, *values = rest
-            former = None if known is None else known.chunks.get((part, number))
-            if known is not None and former is not None:
-                self._put(known, _moved(former, values) if kind == _MOVED else _advanced(former, values))
+            part, number, *changed = rest
+            chunk = None if known is None else known.chunks.get((part, number))
+            if known is not None and chunk is not None:
+                self._put(known, _moved(chunk, *changed) if kind == _MOVED else _advanced(chunk, *changed))
         elif kind == _DECIDED:
-            commit = read_decision(*rest[0])
-            (known or self._made(name)).commit = commit
+            (known or self._made(name)).commit = _decision(*rest[0])
         elif kind == _FINISHED:
-            home, over, *missing = rest
-            if over not in (COMMITTED, ABORTED):
-                raise ValueError(f"no outcome: {over!r:.20}")
-            ended = _Transaction(str(home), over=over, missing=_missing(missing))
-            self._clear(_checked("transaction", name))
-            self._transactions[name] = ended
-        elif kind == _REMOVED:
+            coordinator, over, *missing = rest
+            self._clear(name)
+            self._transactions[name] = StagedTransaction(name, coordinator, over=over, missing=_missing(*missing))
+        else:
             self._clear(name)
             self._transactions.pop(name, None)
-        else:
-            raise ValueError(f"no kind of event: {kind!r:.20}")
 
-    def _made(self, name: str) -> _Transaction:
-        return self._transactions.setdefault(_checked("transaction", name), _Transaction())
+    def _made(self, name: str) -> StagedTransaction:
+        return self._transactions.setdefault(name, StagedTransaction(name))
 
-    def _put(self, known: _Transaction, chunk: ChunkEntry, *, home: str | None = None) -> None:
+    def _put(self, known: StagedTransaction, chunk: ChunkEntry, *, coordinator: str | None = None) -> None:
         with self._placing:
             former = known.chunks.get(chunk.key)
             known.chunks[chunk.key] = chunk
-            if home is not None:
-                known.home = home
+            if coordinator is not None:
+                known.coordinator = coordinator
             if former is not None and former.begin == self._begin and former.begin != chunk.begin:
                 self._is_begin_known = False
             elif chunk.begin is not None:
@@ -436,14 +410,14 @@ class StagedRecords(JournaledTable):
         """Return events for each transaction and each of its chunks."""
         for name, known in self._transactions.copy().items():
             for chunk in list(known.chunks.values()):
-                yield _staged(name, known.home, chunk)
+                yield _staged(name, known.coordinator, chunk)
                 if chunk.attempts or chunk.done_at is not None or chunk.lost is not None:
                     yield _progress(name, chunk)
             commit, over = known.commit, known.over
             if commit is not None:
                 yield _decided(name, commit)
             if over is not None:
-                yield _FINISHED, name, known.home, over, *_pair(known.missing)
+                yield _FINISHED, name, known.coordinator, over, *_pair(known.missing)
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
         """Return the events by which chunks and commits refer to what the log has.
@@ -466,18 +440,6 @@ class StagedRecords(JournaledTable):
         return self.journal is None or self.journal.synced >= number
 
 
-def clamped_progress(chunk: ChunkEntry, bounds: RecoveryBounds, *, is_decided: bool) -> ChunkEntry:
-    """Return a chunk with the progress that the log still has.
-
-    After a power loss, a chunk of a decided commit that is not done may be anywhere: see `clamped_commit`.
-    """
-    done_at = chunk.done_at if chunk.done_at is None or bounds.has(chunk.done_at) else None
-    attempts = tuple(each for each in _ended(chunk.attempts, bounds.log_end) if bounds.has(each[0]))
-    if bounds.memory_lost and is_decided and done_at is None:
-        attempts = ()
-    return replace(chunk, attempts=attempts, done_at=done_at)
-
-
 def clamped_commit(commit: CommitDecision, bounds: RecoveryBounds) -> CommitDecision:
     """Return an unfinished commit for a log that may have lost its end.
 
@@ -496,14 +458,9 @@ def clamped_commit(commit: CommitDecision, bounds: RecoveryBounds) -> CommitDeci
     return replace(commit, ends=ends, log_from=log_from, uncertain_until=bounds.log_end)
 
 
-def _ended(attempts: Iterable[Attempt], log_end: int) -> tuple[Attempt, ...]:
-    """Return the attempts with their ends limited to `log_end`."""
-    return tuple((begin, log_end if end is None else min(end, log_end)) for begin, end in attempts)
-
-
-def _staged(name: str, home: str, chunk: ChunkEntry) -> Fields:
+def _staged(name: str, coordinator: str, chunk: ChunkEntry) -> Fields:
     place = chunk.topic, chunk.queue_id, chunk.rows, chunk.incarnation, chunk.topic_id
-    return _STAGED, name, home, *chunk.key, *place, chunk.places
+    return _STAGED, name, coordinator, *chunk.key, *place, chunk.places
 
 
 def _progress(name: str, chunk: ChunkEntry) -> Fields:
@@ -520,59 +477,27 @@ def _pair(missing: MissingRows | None) -> tuple[int | None, str | None]:
     return (None, None) if missing is None else (missing.rows, missing.reason)
 
 
-def _missing(pair: Sequence[Any]) -> MissingRows | None:
-    rows, reason = pair
-    return None if rows is None else MissingRows(int(rows), str(reason))
+def _missing(rows: int | None, reason: str | None) -> MissingRows | None:
+    return None if rows is None else MissingRows(rows, reason or "")
 
 
-def _chunk(values: Sequence[Any], places: Any) -> ChunkEntry:
-    part, number, topic, queue_id, rows, incarnation, topic_id = values
-    key = _checked("part", part), int(number)
-    known = None if topic_id is None else str(topic_id)
-    return ChunkEntry(*key, str(topic), int(queue_id), int(rows), int(incarnation), known, _places(places))
+def _moved(chunk: ChunkEntry, places: Places) -> ChunkEntry:
+    return replace(chunk, places=places)
 
 
-def _places(value: Any) -> Places:
-    return tuple((int(offset), int(size)) for offset, size in value)
+def _advanced(chunk: ChunkEntry, attempts: tuple[Attempt, ...], done_at: int | None, *lost: Any) -> ChunkEntry:
+    return replace(chunk, attempts=attempts, done_at=done_at, lost=_missing(*lost))
 
 
-def _moved(chunk: ChunkEntry, values: Sequence[Any]) -> ChunkEntry:
-    (places,) = values
-    return replace(chunk, places=_places(places))
-
-
-def _advanced(chunk: ChunkEntry, values: Sequence[Any]) -> ChunkEntry:
-    attempts, done_at, *lost = values
-    return replace(
-        chunk,
-        attempts=tuple((int(begin), None if end is None else int(end)) for begin, end in attempts),
-        done_at=None if done_at is None else int(done_at),
-        lost=_missing(lost),
-    )
-
-
-def read_decision(
-    parts: Collection[Any],
-    ends: Collection[Any],
-    log_from: Any,
-    topic_ids: Mapping[Any, Any],
-    uncertain_until: Any,
-    absent: Any,
-    cut: Mapping[Any, Any],
+def _decision(
+    parts: tuple[str, ...], ends: Iterable[tuple[str, int, int]], log_from: int, *more: Any
 ) -> CommitDecision:
-    """Return a decision from its values in an event or a former file.
+    return CommitDecision(parts, {(topic, queue_id): end for topic, queue_id, end in ends}, log_from, *more)
 
-    Raise ValueError, TypeError or AttributeError if they are no such values.
-    """
-    return CommitDecision(
-        tuple(map(str, parts)),
-        {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends},
-        int(log_from),
-        {str(topic): str(topic_id) for topic, topic_id in topic_ids.items()},
-        None if uncertain_until is None else int(uncertain_until),
-        int(absent),
-        {str(topic): (int(gone_from), max(1, int(queues))) for topic, (gone_from, queues) in cut.items()},
-    )
+
+def read_decision(values: Sequence[Any]) -> CommitDecision:
+    """Return a decision from its values in an event; raise ValueError if they are no such values."""
+    return _decision(*msgspec.convert(values, _Decision))
 
 
 def _checked(field_name: str, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raymq.storage.journal.journaled_table import JournaledTable
 from raymq.storage.tables.consumer_offsets import ConsumerOffsets
-from raymq.storage.tables.coordinator_table import CoordinatorTable
+from raymq.storage.tables.coordinator_table import CoordinatorTable, KnownBrokers
 from raymq.storage.tables.counted_time import CountedTime
 from raymq.storage.tables.delay_level_history import DelayLevelHistory
 from raymq.storage.tables.delay_offsets import DelayOffsets
@@ -12,7 +12,6 @@ from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.dynamic_config import DynamicConfigTable
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight_messages import InFlightTable
-from raymq.storage.tables.known_brokers import KnownBrokers
 from raymq.storage.tables.producer_states import ProducerStates
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs

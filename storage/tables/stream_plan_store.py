@@ -86,10 +86,10 @@ class StreamPlanStore(JournaledTable):
             raise InvalidInput("plan", f"at most {MAX_PLAN_BYTES} bytes", len(plan))
         with self._lock:
             known = self.kept(stream, query)
-            for number, standing in known:
+            for number, stored in known:
                 if number == batch:
                     self.sync()
-                    return standing
+                    return stored
             if known and batch < known[-1][0]:
                 raise InvalidInput("batch", f"a kept batch, or above {known[-1][0]}", batch)
             kept = [*known, (batch, plan)][-KEPT_BATCHES:]

@@ -19,6 +19,7 @@ from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.unit.actors.bench import CONFIG, Bench
 
 PARTS = (2_000, 5_000, 20_000)
@@ -46,7 +47,7 @@ def stage(bench: Bench, transaction: str, name: Callable[[int], tuple[str, int]]
     with replaced(NoSync()):
         for number in range(count):
             part, of_part = name(number)
-            bench.core.staging.stage(transaction, part, of_part, ("t", 0), memoryview(data), sizes, "home")
+            staged_rows.stage(bench.core.staging, transaction, part, of_part, ("t", 0), memoryview(data), sizes, "home")
 
 
 async def commit(bench: Bench, transaction: str, parts: dict[str, int]) -> tuple[float, list[float]]:

@@ -25,6 +25,7 @@ from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
+from tests import staged_rows
 from tests.crash.power_loss import Disk
 from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL
@@ -233,7 +234,7 @@ class PowerLossBroker:
         for number in range(self._random.randint(1, 3)):
             bodies = self._bodies("staged", 4)
             records, sizes = encoded(*(Message("t", body) for body in bodies))
-            self.core.staging.stage(name, "p", number, ("t", 0), memoryview(records), sizes)
+            staged_rows.stage(self.core.staging, name, "p", number, ("t", 0), memoryview(records), sizes)
             self._staged[name] += bodies
 
     def check_whole(self) -> None:
@@ -246,7 +247,7 @@ class PowerLossBroker:
     def commit_half(self) -> None:
         """Begin a commit that may not complete; the client repeats it in another life."""
         if self._staged:
-            for _ in self.core.staging.commit(self._random.choice(list(self._staged)), ["p"]):
+            for _ in staged_rows.commit(self.core.staging, self._random.choice(list(self._staged)), ["p"]):
                 self.check_whole()
                 if self._random.random() < 0.3:
                     return
@@ -256,10 +257,10 @@ class PowerLossBroker:
         if not self._staged:
             return
         name = self._random.choice(list(self._staged))
-        for _ in self.core.staging.commit(name, ["p"]):
+        for _ in staged_rows.commit(self.core.staging, name, ["p"]):
             pass
         self.store.flush()
-        self.core.staging.close(name)
+        staged_rows.close(self.core.staging, name)
         if self._random.random() < 0.7:
             self._acknowledged(self._staged.pop(name), durable=True)
 
@@ -345,9 +346,9 @@ class PowerLossBroker:
             self.core.deliver_due()
         while self._staged:
             name, bodies = self._staged.popitem()
-            assert sum(self.core.staging.commit(name, ["p"])) >= 0
+            assert sum(staged_rows.commit(self.core.staging, name, ["p"])) >= 0
             self.store.flush()
-            self.core.staging.close(name)
+            staged_rows.close(self.core.staging, name)
             self.known.acknowledged += bodies
         for topic, queues in TOPICS.items():
             for queue_id in range(queues):

@@ -31,7 +31,7 @@ from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.requests.fetch_request import fetch
 from raymq.client.task_connection import shared_connection
 from raymq.storage.records.record import decode, encode, encode_properties
-from tests import fork_server
+from tests import fork_server, staged_rows
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
 
@@ -97,7 +97,7 @@ class Cluster:
     def open(self, coordinator: str) -> StagedWrite:
         write = StagedWrite.open(self.mq, "t", {coordinator})
         assert isinstance(write, StagedWrite)
-        assert write.home == coordinator
+        assert write.coordinator == coordinator
         return write
 
     def stage(self, write: StagedWrite, mark: str = "row") -> list[tuple[str, str, int]]:
@@ -110,7 +110,7 @@ class Cluster:
                         records = [record(queue.queue_id, row.encode()) for row in rows]
                         sizes = np.array([len(each) for each in records], np.int32)
                         where = 100 * queue.queue_id + number
-                        writer.stage(write.transaction, part, where, queue, b"".join(records), sizes, home=write.home)
+                        staged_rows.send_chunk(writer, write, part, where, queue, b"".join(records), sizes)
         return [("won", broker, 2 * CHUNKS * ROWS) for broker in self.brokers]
 
     def bodies(self, queue: MessageQueue) -> list[str]:
@@ -160,7 +160,7 @@ def cluster(loop: EventLoopThread, tmp_path: Path) -> Iterator[Cluster]:
     loop.run(server.stop())
 
 
-#: Which broker dies, the home of the write or one that only has rows, at which failpoint and at which pass.
+#: Which broker dies, the coordinator of the write or one that only has rows, at which failpoint and at which pass.
 STEPS = [
     ("home", "write.before_record:1"),
     ("home", "write.before_record:2"),
@@ -204,14 +204,14 @@ def test_broker_killed_in_commit_stores_all_rows_once(cluster: Cluster, who: str
 
 
 def test_write_commits_if_driver_dies_after_decision(cluster: Cluster) -> None:
-    """The brokers get no request to commit: they ask the home, and none of them decides alone."""
+    """The brokers get no request to commit: they ask the coordinator, and none of them decides alone."""
     program = f"""
 import os, signal
 from raymq.client import Connection
 from raymq.client.bulk import staged_write
 from raymq.client.bulk.staged_write import StagedWrite
 async def die(*_): os.kill(os.getpid(), signal.SIGKILL)
-staged_write._append = die
+StagedWrite._append = die
 mq = Connection([{cluster.name_server!r}])
 write = StagedWrite(mq, os.environ["WRITE"], "broker-a")
 write.commit([(part, broker, int(rows)) for part, broker, rows in map(str.split, os.environ["PARTS"].split(","))])
@@ -248,7 +248,7 @@ def test_offline_broker_commits_after_restart(cluster: Cluster, monkeypatch: pyt
 
 
 def test_broker_killed_in_append_commits_without_coordinator(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited behind its read barrier for the home, with all later messages: for ever if the home is lost."""
+    """It waited for the coordinator behind its read barrier, with all later messages, for ever if that is lost."""
     cluster.restart("broker-b", "staged.between_chunks:2")
     monkeypatch.setattr(staged_write, "RETRY_TIMEOUT_SECONDS", 1.0)
     write = cluster.open("broker-a")

@@ -28,6 +28,7 @@ from raymq.storage.files.json_file import load
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
+from tests import staged_rows
 from tests.crash.power_loss import Disk
 from tests.crash.power_loss_broker import CONFIG
 from tests.store_records import bodies
@@ -210,7 +211,7 @@ def test_clamping_keeps_valid_offsets(tmp_path: Path) -> None:
 def stage(core: BrokerCore, *chunks: range) -> None:
     for number, rows in enumerate(chunks):
         records, sizes = encoded(*(Message("t", b"%d" % row) for row in rows))
-        core.staging.stage("tx", "p", number, ("t", 0), memoryview(records), sizes)
+        staged_rows.stage(core.staging, "tx", "p", number, ("t", 0), memoryview(records), sizes)
 
 
 def test_read_barrier_is_clamped_to_queue_end_after_power_loss(tmp_path: Path) -> None:
@@ -221,10 +222,10 @@ def test_read_barrier_is_clamped_to_queue_end_after_power_loss(tmp_path: Path) -
         core.store._save_checkpoint()
         stage(core, range(10, 15), range(15, 20))
         send(core, 1, 2, 3)
-        next(iter(core.staging.commit("tx", ["p"])))
+        next(iter(staged_rows.commit(core.staging, "tx", ["p"])))
     with machine.life() as core:
         assert bodies(core.store, "t") == [b"0"]
-        added = core.staging.commit("tx", ["p"])
+        added = staged_rows.commit(core.staging, "tx", ["p"])
         while not next(added):
             pass
         assert core.store.max_offset("t", 0, written=True) == 6
@@ -241,7 +242,7 @@ def test_power_loss_keeps_read_barrier_of_deleted_topic(tmp_path: Path) -> None:
         place = 0
         stage(core, range(10, 15))
         row_place = core.store.max_physical_offset
-        next(iter(core.staging.commit("tx", ["p"])))
+        next(iter(staged_rows.commit(core.staging, "tx", ["p"])))
         core.topics.delete("t")
         core.store.sync_state()
         core.store._save_checkpoint()
@@ -282,15 +283,14 @@ def test_unsynced_commit_decision_is_synced_before_rows(tmp_path: Path) -> None:
         core.store._save_checkpoint()
         stage(core, range(10, 15), range(15, 20))
         with busy_sync("staged.before_commit"), pytest.raises(StoreBusy):
-            next(iter(core.staging.commit("tx", ["p"])))
-        core.staging.rollback_begin("tx")
-        assert next(iter(core.staging.commit("tx", ["p"]))) == 5
+            next(iter(staged_rows.commit(core.staging, "tx", ["p"])))
+        assert next(iter(staged_rows.commit(core.staging, "tx", ["p"]))) == 5
         core.store.flush()
     with machine.life() as core:
         assert bodies(core.store, "t") == [b"0"]
-        assert sum(core.staging.commit("tx", ["p"])) == 5
+        assert sum(staged_rows.commit(core.staging, "tx", ["p"])) == 5
         core.store.flush()
-        core.staging.close("tx")
+        staged_rows.close(core.staging, "tx")
         assert bodies(core.store, "t") == [b"0", *(b"%d" % row for row in range(10, 20))]
 
 
@@ -305,13 +305,12 @@ def test_failed_sync_of_decision_stops_the_store(tmp_path: Path) -> None:
         disk._fail_at = disk.syncs + 1
         for _ in range(2):
             with pytest.raises(StoreFailed):
-                next(iter(core.staging.commit("tx", ["p"])))
-        core.staging.rollback_begin("tx")
+                next(iter(staged_rows.commit(core.staging, "tx", ["p"])))
     with machine.life() as core:
         assert bodies(core.store, "t") == [b"0"]
-        assert sum(core.staging.commit("tx", ["p"])) == 10
+        assert sum(staged_rows.commit(core.staging, "tx", ["p"])) == 10
         core.store.flush()
-        core.staging.close("tx")
+        staged_rows.close(core.staging, "tx")
         assert bodies(core.store, "t") == [b"0", *(b"%d" % row for row in range(10, 20))]
 
 

@@ -20,6 +20,7 @@ from raymq.actors.protocol import MessageQueue, SendStatus
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer, SimpleConsumer
 from raymq.client.bulk.staged_write import StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
+from tests import staged_rows
 from tests.polling import poll_until
 from tests.replica_clients import QUEUES, Clients, numbered
 from tests.replica_group import GROUP, ReplicaGroup
@@ -133,7 +134,7 @@ def test_new_master_commits_staged_write(group: ReplicaGroup, clients: Clients) 
             rows = [make_record(b"row %d %d" % (queue_id, each), topic="t", queue_id=queue_id) for each in range(50)]
             sizes = np.array([len(each) for each in rows], np.int32)
             queue = MessageQueue("t", GROUP, queue_id)
-            writer.stage(write.transaction, "part", queue_id, queue, b"".join(rows), sizes, home=write.home)
+            staged_rows.send_chunk(writer, write, "part", queue_id, queue, b"".join(rows), sizes)
     assert clients.bodies() == []
     group.kill(1)
     group.wipe(1)

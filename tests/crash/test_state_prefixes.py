@@ -19,7 +19,7 @@ from raymq.storage.journal import state_journal
 from raymq.storage.store import Store
 from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.timers import timer_log
-from tests import fork_server
+from tests import fork_server, staged_rows
 from tests.crash import state_follower
 from tests.crash.power_loss_broker import CONFIG
 from tests.crash.state_follower import Recording
@@ -99,15 +99,15 @@ class RandomMaster:
 
     def stage(self) -> None:
         records, sizes = encoded(Message("t", b"staged %d" % self.number))
-        self.core.staging.stage(f"tx{self.number}", "p", 0, ("t", 0), memoryview(records), sizes)
+        staged_rows.stage(self.core.staging, f"tx{self.number}", "p", 0, ("t", 0), memoryview(records), sizes)
 
     def decide(self) -> None:
         name = next((each for each in self.store.tables.staged.transactions() if not each.over), None)
         if name is not None:
-            for _ in self.core.staging.commit(name.name, ["p"]):
+            for _ in staged_rows.commit(self.core.staging, name.name, ["p"]):
                 pass
             self.store.flush()
-            self.core.staging.close(name.name)
+            staged_rows.close(self.core.staging, name.name)
 
     def close(self) -> None:
         self.core.timers.close()

@@ -22,6 +22,7 @@ from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.journal import state_journal
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
+from tests import staged_rows
 from tests.fuzz.checked_machine import CheckedMachine, name_of
 from tests.fuzz.seeds import seeded, try_each
 from tests.fuzz.simulated_machine import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
@@ -170,7 +171,7 @@ class PowerFuzz(CheckedMachine):
         for number in range(self._random.randint(1, 3)):
             names = self._new(4, prefix="s")
             records, sizes = encoded(*(self._message("t", each) for each in names), queue_id=queue_id)
-            self.core.staging.stage(name, "p", number, ("t", queue_id), memoryview(records), sizes)
+            staged_rows.stage(self.core.staging, name, "p", number, ("t", queue_id), memoryview(records), sizes)
             all_names += names
         self.known.staged[name] = ("t", queue_id), all_names
 
@@ -178,10 +179,10 @@ class PowerFuzz(CheckedMachine):
         if not self.known.staged:
             return
         name = self._random.choice(list(self.known.staged))
-        for _ in self.core.staging.commit(name, ["p"]):
+        for _ in staged_rows.commit(self.core.staging, name, ["p"]):
             self._look()
         self.flush()
-        self.core.staging.close(name)
+        staged_rows.close(self.core.staging, name)
         if self._random.random() < 0.7:
             names = self.known.staged[name][1]
             del self.known.staged[name]
@@ -194,7 +195,7 @@ class PowerFuzz(CheckedMachine):
     def commit_half(self) -> None:
         if not self.known.staged:
             return
-        for _ in self.core.staging.commit(self._random.choice(list(self.known.staged)), ["p"]):
+        for _ in staged_rows.commit(self.core.staging, self._random.choice(list(self.known.staged)), ["p"]):
             self._look()
             if self._random.random() < 0.3:
                 return
@@ -335,10 +336,10 @@ class PowerFuzz(CheckedMachine):
             self.clock.advance(60 * HOUR)
             self._deliver()
         for name, (_, names) in list(known.staged.items()):
-            for _ in self.core.staging.commit(name, ["p"]):
+            for _ in staged_rows.commit(self.core.staging, name, ["p"]):
                 pass
             self.store.flush()
-            self.core.staging.close(name)
+            staged_rows.close(self.core.staging, name)
             self._stored(*names)
         known.staged.clear()
         self._look()

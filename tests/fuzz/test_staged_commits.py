@@ -24,6 +24,7 @@ from raymq.actors.errors import RayMQError
 from raymq.client import Message
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
+from tests import staged_rows
 from tests.fuzz.failing_disk import FailingDisk
 from tests.fuzz.seeds import seeded, try_each
 from tests.unit.actors.bench import Bench, encoded
@@ -115,8 +116,15 @@ class StagedCommitsFuzz:
                 names = (f"{number}.{write}.{row if self._random.random() < 0.7 else 0}" for row in rows)
                 messages = [Message("t", f"{transaction.name}:{name}".encode()) for name in names]
                 records, sizes = encoded(*messages, queue_id=queue_id)
-                self._bench.core.staging.stage(
-                    transaction.name, part, write, ("t", queue_id), memoryview(records), np.array(sizes), "broker-a"
+                staged_rows.stage(
+                    self._bench.core.staging,
+                    transaction.name,
+                    part,
+                    write,
+                    ("t", queue_id),
+                    memoryview(records),
+                    np.array(sizes),
+                    "broker-a",
                 )
                 transaction.rows[queue_id] += [message.body for message in messages]
                 transaction.parts[part] += len(messages)
@@ -145,16 +153,7 @@ class StagedCommitsFuzz:
         self.log.append(transaction.name)
         transaction.progress = Progress.COMMITTING
         staging, name, parts = self._bench.core.staging, transaction.name, transaction.parts
-        total = sum(parts.values())
-        plan = staging.plan(name, parts)
-        if plan.decided is None:
-            plan, keep = staging.begin(name, parts, total, plan)
-            try:
-                keep()
-            except StoreError:
-                staging.rollback_begin(name)
-                raise
-        steps = staging.commit(name, parts, total, plan)
+        steps = staged_rows.begin(staging, name, parts, sum(parts.values())).append()
         for _ in range(self._random.randint(0, 3)):
             next(steps, None)
         steps.close()
@@ -162,9 +161,8 @@ class StagedCommitsFuzz:
     def abort(self) -> None:
         if found := self._that_are(Progress.STAGED):
             transaction = self._random.choice(found)
-            self._bench.core.staging.abort(transaction.name)
-            is_begun = self._bench.core.staging.is_begun(transaction.name)
-            transaction.progress = Progress.COMMITTING if is_begun else Progress.ABORTED
+            transaction.progress = Progress.ABORTED  # it is not committed after that, also if this call fails
+            staged_rows.abort(self._bench.core.staging, transaction.name)
 
     def send(self) -> None:
         queue_id = self._random.choice(QUEUES)

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raymq.actors.names.service import NameServerService
-from raymq.actors.wire.commands.known_broker_commands import known_brokers_command, read_known_brokers
+from raymq.actors.wire.commands.coordinator_directory_commands import known_brokers_command, read_known_brokers
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
-from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, bounds
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator
+from raymq.client.bulk.range_reader import bounds
 from raymq.client.errors import BrokerUnavailable, InvalidInput, MessageNotFound, TopicNotFound
 from raymq.spark_bridge.offset_ranges import plan
+from raymq.spark_bridge.stream_tasks import STREAM_KIND, BatchPlanStore
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 

@@ -35,7 +35,7 @@ def test_all_brokers_know_the_coordinator(services: Services, mq: Connection) ->
     coordinator = mq.run(ensure_coordinator(mq, "series", "q/t"))
     with Connection([services.name_server.address]) as another:
         assert another.run(ensure_coordinator(another, "series", "q/t")) == coordinator
-    assert [broker.core.homes.find("series", "q/t") for broker in services.brokers.values()] == [
+    assert [broker.core.coordinators.find("series", "q/t") for broker in services.brokers.values()] == [
         coordinator,
         coordinator,
     ]
@@ -56,14 +56,14 @@ def test_offline_coordinator_is_not_replaced(services: Services, mq: Connection)
 
 
 def test_no_coordinator_is_chosen_while_a_broker_is_silent(services: Services, mq: Connection) -> None:
-    poll_until(lambda: all(each.core.homes._is_discovered for each in services.brokers.values()))
+    poll_until(lambda: all(each.core.coordinators._is_discovered for each in services.brokers.values()))
     handlers = services.brokers["broker-b"]._server.handlers
     silent = dict(handlers)
-    silent[RequestCode.FIND_HOME] = lambda connection, _: connection.close()
+    silent[RequestCode.FIND_COORDINATOR] = lambda connection, _: connection.close()
     services.brokers["broker-b"]._server.handlers = silent
     with pytest.raises(BrokerUnavailable):
         mq.run(ensure_coordinator(mq, "series", "q/t", seconds=1.0))
-    assert all(broker.core.homes.find("series", "q/t") is None for broker in services.brokers.values())
+    assert all(broker.core.coordinators.find("series", "q/t") is None for broker in services.brokers.values())
     services.brokers["broker-b"]._server.handlers = handlers
     assert mq.run(ensure_coordinator(mq, "series", "q/t")) in services.brokers
 

@@ -12,13 +12,14 @@ import pytest
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.known_broker_commands import BROKERS_NAMESPACE
+from raymq.actors.wire.commands.coordinator_directory_commands import BROKERS_NAMESPACE
 from raymq.client import Admin, Connection
 from raymq.client.bulk import coordinator_lookup as lookup_module
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator, find_coordinator
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -50,7 +51,7 @@ def write_batch(services: Services, number: int, broker: str) -> CommittedWrite:
         with StagedWriter([services.name_server.address]) as writer:
             queue = MessageQueue("t", broker, 0)
             sizes = np.array([len(record)], np.int32)
-            writer.stage(opened.transaction, "p", 0, queue, record, sizes, home=opened.home)
+            staged_rows.send_chunk(writer, opened, "p", 0, queue, record, sizes)
         return opened.commit([("p", broker, 1)])
 
 
@@ -88,7 +89,7 @@ def test_batch_is_written_once_while_coordinator_is_offline(
         first = [write_batch(one_broker, number, "broker-a") for number in (0, 1)]
         if meanwhile == "while it is there":
             one_broker.start_broker("broker-b")
-            poll_until(lambda: one_broker.brokers["broker-b"].core.homes.members == ["broker-a", "broker-b"])
+            poll_until(lambda: one_broker.brokers["broker-b"].core.coordinators.members == ["broker-a", "broker-b"])
         one_broker.crash_broker("broker-a")
         poll_until(lambda: "broker-a" not in masters(mq))
         if meanwhile == "when the name server has forgotten it":
@@ -105,9 +106,9 @@ def test_batch_is_written_once_while_coordinator_is_offline(
         assert write_batch(one_broker, 1, "broker-b") == first[1]
         assert mq.run(ensure_coordinator(mq, "series", SERIES)) == "broker-a"
         assert write_batch(one_broker, 2, "broker-a").rows == 1
-    met = [f"broker-{letter}" for letter in "ab"]
-    poll_until(lambda: all(not broker.core.homes.unsynced_brokers() for broker in one_broker.brokers.values()))
-    assert [broker.core.homes.members for broker in one_broker.brokers.values()] == [met, met]
+    names = [f"broker-{letter}" for letter in "ab"]
+    poll_until(lambda: all(not broker.core.coordinators.unsynced_brokers() for broker in one_broker.brokers.values()))
+    assert [broker.core.coordinators.members for broker in one_broker.brokers.values()] == [names, names]
 
 
 def test_lookups_with_different_candidates_agree(services: Services, mq: Connection) -> None:
@@ -122,7 +123,9 @@ def test_lookups_with_different_candidates_agree(services: Services, mq: Connect
     found = mq.run(both())
     assert found[::2] == found[1::2]
     for number, coordinator in enumerate(found[::2]):
-        assert {broker.core.homes.find("stream", f"k{number}") for broker in services.brokers.values()} == {coordinator}
+        assert {broker.core.coordinators.find("stream", f"k{number}") for broker in services.brokers.values()} == {
+            coordinator
+        }
 
 
 def test_lookup_waits_for_lost_broker_until_it_is_forgotten(
@@ -132,6 +135,7 @@ def test_lookup_waits_for_lost_broker_until_it_is_forgotten(
     admin = Admin(mq)
     known = mq.run(ensure_coordinator(mq, "series", "old", among={"broker-b"}))
     assert known == "broker-b"
+    assert mq.run(ensure_coordinator(mq, "series", "lost", among={"broker-a"})) == "broker-a"
     with pytest.raises(InvalidInput, match="left the routes"):
         admin.forget_broker("broker-a")
     services.crash_broker("broker-a")
@@ -142,10 +146,11 @@ def test_lookup_waits_for_lost_broker_until_it_is_forgotten(
     admin.forget_broker("broker-a")
     assert mq.run(find_coordinator(mq, "series", "new")) == {"broker-b": True}
     assert mq.run(ensure_coordinator(mq, "series", "new")) == "broker-b"
+    assert mq.run(ensure_coordinator(mq, "series", "lost")) == "broker-a"
     services.start_broker("broker-c")
-    poll_until(lambda: services.brokers["broker-c"].core.homes.members == ["broker-b", "broker-c"])
-    poll_until(lambda: not services.brokers["broker-c"].core.homes.unsynced_brokers())
-    assert services.brokers["broker-c"].core.homes.find("series", "new") == "broker-b"
+    poll_until(lambda: services.brokers["broker-c"].core.coordinators.members == ["broker-b", "broker-c"])
+    poll_until(lambda: not services.brokers["broker-c"].core.coordinators.unsynced_brokers())
+    assert services.brokers["broker-c"].core.coordinators.find("series", "new") == "broker-b"
 
 
 def test_brokers_register_again_after_name_server_data_loss(services: Services, mq: Connection) -> None:

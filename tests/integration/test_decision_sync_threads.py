@@ -16,6 +16,7 @@ from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import WriteIncomplete
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 from tests.staged_rows import cut_header
@@ -52,7 +53,7 @@ def stage_write(services: Services, mq: Connection, number: int) -> StagedWrite:
     record = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
     with StagedWriter([services.name_server.address]) as writer:
         queue = MessageQueue("t", "broker-b", 0)
-        writer.stage(opened.transaction, "p", 0, queue, record, np.array([len(record)], np.int32), home=opened.home)
+        staged_rows.send_chunk(writer, opened, "p", 0, queue, record, np.array([len(record)], np.int32))
     return opened
 
 
@@ -69,7 +70,9 @@ def test_decisions_are_synced_off_the_event_loop(services: Services, mq: Connect
         stage_write(services, mq, 1).abort(["broker-b"])
         assert mq.run(ensure_coordinator(mq, "stream", "k")) in services.brokers
         services.start_broker("broker-c")
-        poll_until(lambda: services.brokers["broker-c"].core.homes.members == ["broker-a", "broker-b", "broker-c"])
+        poll_until(
+            lambda: services.brokers["broker-c"].core.coordinators.members == ["broker-a", "broker-b", "broker-c"]
+        )
     for folder in FOLDERS:
         threads = calls.of(folder)
         assert threads, f"nothing of {folder} was synced"

@@ -83,7 +83,7 @@ def test_other_brokers_are_not_asked_while_backlog_remains(services: Services, m
 
 def test_drain_waits_for_unavailable_broker(services: Services, mq: Connection, admin: Admin) -> None:
     client = ClusterClient(mq, "ns")
-    poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.homes.members)
+    poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.coordinators.members)
     services.stop_broker("broker-a")
 
     def left() -> DrainBacklog | str | None:

@@ -16,6 +16,7 @@ from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import BrokerUnavailable, InvalidInput, WriteIncomplete
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 from tests.staged_rows import cut_header
@@ -38,7 +39,7 @@ def stage_write(services: Services, mq: Connection, number: int = 0) -> StagedWr
                 ]
                 sizes = np.array([len(each) for each in rows], np.int32)
                 queue = MessageQueue("t", broker, 0)
-                writer.stage(opened.transaction, "p", place, queue, b"".join(rows), sizes, home=opened.home)
+                staged_rows.send_chunk(writer, opened, "p", place, queue, b"".join(rows), sizes)
     return opened
 
 
@@ -68,7 +69,7 @@ def test_lost_rows_are_reported_by_commit_and_finish(
     assert (first.transaction, first.rows, first.missing) == (write.transaction, 20 - missing, missing)
     assert list(first.reasons) == ["broker-b"]
     assert count_messages(admin) == 20 - missing
-    coordinator = services.brokers[write.home].core.writes
+    coordinator = services.brokers[write.coordinator].core.writes
     poll_until(
         lambda: (
             (record := coordinator.transaction_status(write.transaction).record) is not None and not record.unfinished
@@ -89,8 +90,8 @@ def test_lost_rows_are_reported_by_commit_and_finish(
         assert commit(stage_write(services, another, number=1)).rows == 20
         # The writer may accept the loss: then the write counts as complete, also after a restart of its coordinator.
         assert staged_write.accept(another, write.transaction).rows == first.rows
-        services.stop_broker(write.home)
-        services.start_broker(write.home)
+        services.stop_broker(write.coordinator)
+        services.start_broker(write.coordinator)
         assert staged_write.finish(another, write.transaction).rows == first.rows
         assert isinstance(StagedWrite.open(another, "t", BROKERS, series="query/t/", number=0), CommittedWrite)
     assert count_messages(admin) == 40 - missing
@@ -115,7 +116,7 @@ def test_rows_lost_after_acceptance_are_reported(services: Services, mq: Connect
     damage_chunks(services, write.transaction, 1)
     with pytest.raises(WriteIncomplete):
         commit(write)
-    coordinator = services.brokers[write.home].core.writes
+    coordinator = services.brokers[write.coordinator].core.writes
     poll_until(
         lambda: (
             (record := coordinator.transaction_status(write.transaction).record) is not None and not record.unfinished
@@ -134,7 +135,7 @@ def test_rows_lost_after_acceptance_are_reported(services: Services, mq: Connect
 
 def test_rows_of_broker_with_lost_disk_are_missing(services: Services, mq: Connection, admin: Admin) -> None:
     write = stage_write(services, mq)
-    lost = "broker-a" if write.home == "broker-b" else "broker-b"
+    lost = "broker-a" if write.coordinator == "broker-b" else "broker-b"
     services.stop_broker(lost)
     folder = services.directory / lost / "raymq" / "state"
     kept = folder.rename(folder.with_name("elsewhere"))

@@ -40,6 +40,7 @@ from raymq.client.errors import InvalidInput, NotStored
 from raymq.client.produce.outbox_file import OutboxFile
 from raymq.storage.records.message_limits import MAX_MESSAGE_BYTES
 from raymq.storage.records.record import encode, encode_properties
+from tests import staged_rows
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
@@ -157,7 +158,7 @@ def send_staged(mq: Connection, topic: str, body: bytes) -> None:
     assert isinstance(write, StagedWrite)
     with StagedWriter(mq.name_servers) as writer:
         sizes = np.array([len(record)], np.int32)
-        writer.stage(write.transaction, "part", 0, queue_of(topic), record, sizes, home=write.home)
+        staged_rows.send_chunk(writer, write, "part", 0, queue_of(topic), record, sizes)
     assert write.commit([("part", "a", 1)]) == CommittedWrite(write.transaction, 1)
 
 

@@ -315,7 +315,7 @@ def test_comparison_detects_doubled_and_missing_parts(
         """Commit also the parts of a second run, as if two attempts had won."""
         stage = writer.StageRows(
             tuple(mq.name_servers), self.transaction, tuple(writer.writable_queues(mq, doubled, keyed=False)),
-            ("body",), mq.tls, home=self.home,
+            ("body",), mq.tls, coordinator=self.coordinator,
         )  # fmt: skip
         again = both.withColumnRenamed("value", "body").mapInArrow(stage, "part string, broker string, rows long")
         return commit(self, [*parts, *map(tuple, again.where("part LIKE '1-%'").collect())])

@@ -198,7 +198,7 @@ def test_write_with_paused_broker_is_finished_once(
     frame = bridge.spark.range(2_000).selectExpr("cast(id AS string) AS value").repartition(8)
     with Admin(mq) as admin:
         pid = next(each.pid for each in admin.cluster_info().brokers if each.name == "broker-b")
-    settle = staged_write._settle
+    settle = StagedWrite.settle
 
     async def stopped(*arguments: object) -> CommittedWrite:
         os.kill(pid, signal.SIGSTOP)
@@ -206,7 +206,7 @@ def test_write_with_paused_broker_is_finished_once(
 
     for name, seconds in (("RETRY_TIMEOUT_SECONDS", 1.0), ("_APPEND_SECONDS", 1.0), ("_ALIVE_SECONDS", 1.0)):
         monkeypatch.setattr(staged_write, name, seconds)
-    monkeypatch.setattr(staged_write, "_settle", stopped)
+    monkeypatch.setattr(StagedWrite, "settle", stopped)
     try:
         with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
             bridge.write(frame, target, "value")

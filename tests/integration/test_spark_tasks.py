@@ -19,9 +19,10 @@ from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, RayMQError
 from raymq.client.requests.fetch_request import fetch
 from raymq.client.task_connection import shared_connection
+from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, fetch_topic_epochs, plan
 from raymq.spark_bridge.offset_ranges import commit as commit_ranges
-from raymq.spark_bridge.worker_tasks import FetchRanges, StageRows
+from raymq.spark_bridge.row_staging import StageRows
 from raymq.storage.records.record_table import records_from_table
 from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 from tests.integration.conftest import Services
@@ -44,7 +45,9 @@ def stage(write: StagedWrite, tables: Iterable[pa.Table]) -> list[dict[str, Any]
     """Stage each table by one task; return the staged parts."""
     staged, name_servers = [], tuple(write.mq.name_servers)
     for table in tables:
-        task = StageRows(name_servers, write.transaction, QUEUES, tuple(table.column_names), home=write.home)
+        task = StageRows(
+            name_servers, write.transaction, QUEUES, tuple(table.column_names), coordinator=write.coordinator
+        )
         for batch in task(iter(table.to_batches(max_chunksize=64))):
             staged += batch.to_pylist()
     return staged
@@ -369,8 +372,8 @@ def test_concurrent_staging_reports_failure_at_settle(services: Services, mq: Co
     with StagedWriter(mq.name_servers) as writer:
         records, sizes = records_from_table(rows, topic="t", queue_id=0, body="body", unique_keys=UniqueKeyGenerator())
         for number in range(100):
-            writer.begin(again.transaction, "p", number, QUEUES[0], records, sizes, home=again.home)
-        writer.begin(again.transaction, "p", 1_000_000, QUEUES[0], records, sizes, home=again.home)
+            writer.begin(again.transaction, "p", number, QUEUES[0], records, sizes, coordinator=again.coordinator)
+        writer.begin(again.transaction, "p", 1_000_000, QUEUES[0], records, sizes, coordinator=again.coordinator)
         with pytest.raises(InvalidInput, match="number"):
             writer.settle()
     again.commit([("p", "broker-a", 300)])

@@ -21,6 +21,7 @@ from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import BrokerUnavailable, ClientClosed, InvalidInput, NotStored, OutcomeUnknown, TooFewInSync
 from raymq.storage.records.record import encode, encode_properties
+from tests import staged_rows
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 from tests.staged_rows import open_transactions
@@ -47,7 +48,7 @@ def stage(mq: Connection, write: StagedWrite, mark: str = "row", part: str = "p"
             ]  # fmt: skip
             sizes = np.array([len(record) for record in records], np.int32)
             queue = MessageQueue("t", broker, 0)
-            writer.stage(write.transaction, part, 0, queue, b"".join(records), sizes, home=write.home)
+            staged_rows.send_chunk(writer, write, part, 0, queue, b"".join(records), sizes)
     return [(part, broker, 10) for broker in sorted(BROKERS)]
 
 
@@ -112,7 +113,7 @@ def test_chunks_staged_after_cleanup_are_dropped(services: Services, mq: Connect
 def test_staging_with_wrong_coordinator_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
     write = open_write(mq)
     stage(mq, write)
-    (other,) = BROKERS - {write.home}
+    (other,) = BROKERS - {write.coordinator}
     with pytest.raises(InvalidInput, match="home"):
         stage(mq, StagedWrite(mq, write.transaction, other), part="q")
     write.abort()
@@ -123,10 +124,10 @@ def test_brokers_drop_rows_of_expired_write(services: Services, mq: Connection, 
     """Let the brokers ask: the coordinator decides without notifying them."""
     write = open_write(mq)
     stage(mq, write)
-    home = services.brokers[write.home].core.writes
-    now = home._clock()
-    home._clock = lambda: now + TRANSACTION_TIMEOUT_SECONDS + 60
-    assert home.sweep() == [write.transaction]
+    coordinator = services.brokers[write.coordinator].core.writes
+    now = coordinator._clock()
+    coordinator._clock = lambda: now + TRANSACTION_TIMEOUT_SECONDS + 60
+    assert coordinator.sweep() == [write.transaction]
     for broker in services.brokers.values():
         poll_until(lambda store=broker.store: write.transaction not in open_transactions(store), 15)
     assert count_stored(services) == 0
@@ -137,7 +138,7 @@ def test_finish_completes_write_after_lost_answer(
 ) -> None:
     write = open_write(mq)
     parts = stage(mq, write)
-    broker = services.brokers[write.home]
+    broker = services.brokers[write.coordinator]
     handlers = broker._server.handlers
     broker._server.handlers = {**handlers, RequestCode.DECIDE_WRITE: lambda connection, _: connection.close()}
     monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
@@ -153,7 +154,7 @@ def test_finish_completes_write_after_lost_answer(
 
 def test_full_coordinator_is_not_chosen(services: Services, mq: Connection, admin: Admin) -> None:
     services.brokers["broker-a"].core.writes._most = 0
-    assert {open_write(mq).home for _ in range(6)} == {"broker-b"}
+    assert {open_write(mq).coordinator for _ in range(6)} == {"broker-b"}
 
 
 def test_series_number_is_written_once(services: Services, mq: Connection, admin: Admin) -> None:
@@ -175,19 +176,21 @@ def test_unavailable_coordinator_raises_outcome_unknown(
     """Find the coordinator by the transaction's name after other brokers forgot the write."""
     write = open_write(mq)
     write.commit(stage(mq, write))
-    home = services.brokers[write.home].core.writes
+    coordinator = services.brokers[write.coordinator].core.writes
     poll_until(
-        lambda: (record := home.transaction_status(write.transaction).record) is not None and not record.unfinished
+        lambda: (
+            (record := coordinator.transaction_status(write.transaction).record) is not None and not record.unfinished
+        )
     )
-    services.crash_broker(write.home)
-    poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
+    services.crash_broker(write.coordinator)
+    poll_until(lambda: write.coordinator not in mq.run(mq.routes.cluster()).masters)
     for broker in services.brokers.values():
         broker.store.tables.staged.remove(write.transaction)
     monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
-    with pytest.raises(OutcomeUnknown, match=write.home):
+    with pytest.raises(OutcomeUnknown, match=write.coordinator):
         staged_write.finish(mq, write.transaction)
-    services.start_broker(write.home)
-    poll_until(lambda: write.home in mq.run(mq.routes.cluster()).masters)
+    services.start_broker(write.coordinator)
+    poll_until(lambda: write.coordinator in mq.run(mq.routes.cluster()).masters)
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
 
 
@@ -197,14 +200,14 @@ def test_series_is_not_written_without_its_coordinator(
     """Refuse the write, as a repeated batch would be written again."""
     write = open_write(mq, "q/t/", 5)
     write.commit(stage(mq, write))
-    services.crash_broker(write.home)
-    poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
+    services.crash_broker(write.coordinator)
+    poll_until(lambda: write.coordinator not in mq.run(mq.routes.cluster()).masters)
     monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
     with Connection([services.name_server.address]) as another:
-        with pytest.raises(BrokerUnavailable, match=write.home):
+        with pytest.raises(BrokerUnavailable, match=write.coordinator):
             StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5)
-        services.start_broker(write.home)
-        poll_until(lambda: write.home in another.run(another.routes.cluster()).masters)
+        services.start_broker(write.coordinator)
+        poll_until(lambda: write.coordinator in another.run(another.routes.cluster()).masters)
         assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5) == CommittedWrite(write.transaction, 20)
 
 
@@ -229,7 +232,7 @@ def test_commit_wakes_waiting_polls(services: Services, mq: Connection, admin: A
 def test_write_of_30000_tasks_is_committed(services: Services, mq: Connection, admin: Admin) -> None:
     write = open_write(mq)
     parts = stage(mq, write)
-    none = [(f"{number:032x}", write.home, 0) for number in range(30_000)]
+    none = [(f"{number:032x}", write.coordinator, 0) for number in range(30_000)]
     assert write.commit([*none, *parts]) == staged_write.finish(mq, write.transaction)
     assert count_stored(services) == sum(rows for _, _, rows in parts)
 
@@ -238,7 +241,7 @@ def test_write_of_too_many_tasks_is_aborted(services: Services, mq: Connection, 
     write = open_write(mq)
     stage(mq, write)
     with pytest.raises(InvalidInput, match="coalesce"):
-        write.commit((f"{number:032x}", write.home, 0) for number in range(200_001))
+        write.commit((f"{number:032x}", write.coordinator, 0) for number in range(200_001))
     with pytest.raises(NotStored):
         staged_write.finish(mq, write.transaction)
     assert count_stored(services) == 0
@@ -251,7 +254,7 @@ def test_refusal_after_lost_answer_is_outcome_unknown(services: Services, mq: Co
     """
     write = open_write(mq)
     parts = stage(mq, write)
-    broker, decisions = services.brokers[write.home], 0
+    broker, decisions = services.brokers[write.coordinator], 0
     handlers = broker._server.handlers
 
     async def decide(connection: ServerConnection, request: Command) -> Command | None:

@@ -36,13 +36,13 @@ class FullState(FileCalls):
 def test_full_broker_applies_rows_when_disk_has_room(services: Services, mq: Connection, admin: Admin) -> None:
     write = open_write(mq)
     parts = stage(mq, write)
-    (full,) = BROKERS - {write.home}
+    (full,) = BROKERS - {write.coordinator}
     with replaced(FullState(services.brokers[full].store.directory)):
         with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
             write.commit(parts)
         assert caught.value.committed
         assert services.brokers[full].core.bounds("t", 0) == (0, 0)
-        assert services.brokers[write.home].core.bounds("t", 0) == (0, 10)
+        assert services.brokers[write.coordinator].core.bounds("t", 0) == (0, 10)
     poll_until(lambda: count_stored(services) == 20, 30)
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
     assert count_stored(services) == 20
@@ -51,7 +51,7 @@ def test_full_broker_applies_rows_when_disk_has_room(services: Services, mq: Con
 def test_full_coordinator_refuses_commit_and_stores_no_rows(services: Services, mq: Connection, admin: Admin) -> None:
     write = open_write(mq)
     parts = stage(mq, write)
-    with replaced(FullState(services.brokers[write.home].store.directory)), pytest.raises(StoreFull):
+    with replaced(FullState(services.brokers[write.coordinator].store.directory)), pytest.raises(StoreFull):
         write.commit(parts)
     assert count_stored(services) == 0
     with pytest.raises(InvalidInput, match="abort_write"):

@@ -42,8 +42,8 @@ def test_committed_rows_survive_reuse_of_coordinator_address(
 ) -> None:
     row = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
     sizes = np.array([len(row)], np.int32)
-    poll_until(lambda: not any(broker.core.homes.unsynced_brokers() for broker in services.brokers.values()))
-    poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.homes.members)
+    poll_until(lambda: not any(broker.core.coordinators.unsynced_brokers() for broker in services.brokers.values()))
+    poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.coordinators.members)
     mq.run(request_named_broker(mq, "broker-a", open_write_command("w", "t", "", 0), 5.0))
     mq.run(request_named_broker(mq, "broker-b", stage_command("w", "p", 0, ("t", 0), row, sizes, "broker-a"), 5.0))
     address = services.brokers["broker-b"].address
@@ -51,7 +51,7 @@ def test_committed_rows_survive_reuse_of_coordinator_address(
     commit = decide_write_command("w", TransactionAction.COMMIT, {"broker-b": {"p": 1}})
     assert read_transaction_reply(mq.run(request_named_broker(mq, "broker-a", commit, 5.0))).decision == "committed"
     services.stop_broker("broker-a")
-    with caplog.at_level(logging.INFO, "raymq.actors.broker.in_doubt_resolver"):
+    with caplog.at_level(logging.INFO, "raymq.actors.broker.staged_commits"):
         register_address(services, "broker-a", address)
         services.start_broker("broker-b")
         poll_until(lambda: "broker-a, the coordinator of 1 writes, does not answer" in caplog.text)
@@ -66,13 +66,15 @@ def test_broker_at_reused_address_stays_unsynced(services: Services) -> None:
     services.stop_broker("broker-a")
     register_address(services, "broker-a", services.brokers["broker-b"].address)
     services.start_broker("broker-c")
-    homes = services.brokers["broker-c"].core.homes
+    directory = services.brokers["broker-c"].core.coordinators
     poll_until(
-        lambda: homes.members == ["broker-a", "broker-b", "broker-c"] and "broker-b" not in homes.unsynced_brokers()
+        lambda: (
+            directory.members == ["broker-a", "broker-b", "broker-c"] and "broker-b" not in directory.unsynced_brokers()
+        )
     )
-    assert homes.unsynced_brokers() == ["broker-a"]
+    assert directory.unsynced_brokers() == ["broker-a"]
     services.start_broker("broker-a")
-    poll_until(lambda: not homes.unsynced_brokers())
+    poll_until(lambda: not directory.unsynced_brokers())
 
 
 def test_request_for_another_broker_is_refused(services: Services, mq: Connection) -> None:

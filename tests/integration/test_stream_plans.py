@@ -9,13 +9,11 @@ from dataclasses import replace
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
-from raymq.client.bulk import batch_plans
-from raymq.client.bulk.batch_plans import STREAM_KIND
 from raymq.client.bulk.coordinator_lookup import ensure_coordinator, rendezvous_choice
 from raymq.client.errors import BrokerUnavailable, InvalidInput, TopicNotFound
 from raymq.spark_bridge import stream_tasks
-from raymq.spark_bridge.batch_planner import StreamBroken
-from raymq.spark_bridge.stream_tasks import StreamBatch, StreamSource, get_or_create_plan
+from raymq.spark_bridge.batch_plan import StreamBroken
+from raymq.spark_bridge.stream_tasks import STREAM_KIND, StreamBatch, StreamSource, get_or_create_plan
 from tests.integration.conftest import Services
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("admin")]
@@ -117,8 +115,8 @@ def test_planning_waits_for_restarting_broker(
 ) -> None:
     """Wait for the broker: without it a watermark would pass its messages."""
     name = next(name for name in map(str, range(99)) if rendezvous_choice(name, services.brokers) == "broker-b")
-    source = replace(source, stream=name, home=mq.run(ensure_coordinator(mq, STREAM_KIND, name)))
-    assert source.home == "broker-b"
+    source = replace(source, stream=name, coordinator=mq.run(ensure_coordinator(mq, STREAM_KIND, name)))
+    assert source.coordinator == "broker-b"
     send(mq, 3)
     mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")))
     services.crash_broker("broker-a")
@@ -136,13 +134,13 @@ def test_batches_wait_for_plan_coordinator_and_keep_plan(
 ) -> None:
     send(mq, 3)
     mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")))
-    services.crash_broker(source.home)
+    services.crash_broker(source.coordinator)
     with monkeypatch.context() as patch:
-        patch.setattr(batch_plans, "retry_while_unavailable", lambda attempt, *_: attempt())
+        patch.setattr(stream_tasks, "retry_while_unavailable", lambda attempt, *_: attempt())
         for number in (0, 1):
-            with pytest.raises(BrokerUnavailable, match=source.home):
+            with pytest.raises(BrokerUnavailable, match=source.coordinator):
                 mq.run(get_or_create_plan(mq, source, StreamBatch("q", number, "start")))
-    services.start_broker(source.home)
+    services.start_broker(source.coordinator)
     send(mq, 2)
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start"))).ranges[QUEUE] == (0, 3)
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("q", 1, "start"))).ranges[QUEUE] == (3, 5)

@@ -152,7 +152,7 @@ class BrokerCore:
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
         self.counted_time = UptimeClock(store.tables.counted_time, elapsed)
         self.writes = TransactionCoordinator(store.tables.writes, self.counted_time)
-        self.homes = CoordinatorDirectory(name, store.tables.coordinators, store.tables.known_brokers)
+        self.coordinators = CoordinatorDirectory(name, store.tables.coordinators, store.tables.known_brokers)
         self.stream_plans = store.tables.stream_plans
         self.pop = PopService(store, self._steady, self.redelivery.send_to_dlq, copying)
         self.producers = ProducerStateTable(self._steady)
@@ -430,7 +430,7 @@ class BrokerCore:
         """
         if self.writes.transaction_status(transaction).decision is not None:
             return self.name
-        return self.staging.home_of(transaction)
+        return self.staging.table.coordinator_of(transaction)
 
     def _made_visible(self, topic_queues: Sequence[tuple[str, int]]) -> None:
         """Report the arrival of the messages that a commit made readable in these queues."""

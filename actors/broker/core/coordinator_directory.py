@@ -1,13 +1,13 @@
 """Track coordinators, and the brokers to query before reporting "there is none".
 
-A coordinator ("home") is the one broker that keeps a series of writes or a stream's plans. It never changes. A second
+A coordinator is the one broker that keeps a series of writes or a stream's plans. It never changes. A second
 coordinator for the same key must never be created: writes that the first one has committed would be committed again. A
 new coordinator is created only if all brokers *that ever existed* report that they have a record of none; the first of
 these brokers by name decides. Two rules ensure that really all brokers were queried:
 
 - A broker stores the names of all brokers that it was ever informed of, and returns them on request. It reports "there
-  is none" only when it is synced with each of them: that broker has a record of this one, and this one has copied the
-  coordinators that the other had recorded.
+  is none" only when it is synced with each of them: that broker has a record of this one, and one of the two has copied
+  the coordinators that the other had recorded.
 - A request to create a coordinator lists the brokers that were queried. A broker that has a record of one more broker
   refuses the request.
 
@@ -21,8 +21,7 @@ import threading
 from collections.abc import Collection, Iterable
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
-from raymq.storage.tables.coordinator_table import CoordinatorPage, CoordinatorTable
-from raymq.storage.tables.known_brokers import KnownBrokers, check_broker_name
+from raymq.storage.tables.coordinator_table import CoordinatorPage, CoordinatorTable, KnownBrokers, check_broker_name
 
 #: How to exclude a broker that was removed for good.
 REMEDY = "if that broker was removed for good, call Admin.forget_broker"
@@ -31,13 +30,13 @@ REMEDY = "if that broker was removed for good, call Admin.forget_broker"
 class CoordinatorDirectory:
     """The coordinators and the other brokers that one broker has recorded.
 
-    Any thread may use it. All methods except `find` may block on the disk.
+    Any thread may use it. All methods but `find` may block on the disk.
     """
 
-    def __init__(self, name: str, coordinators: CoordinatorTable, members: KnownBrokers) -> None:
+    def __init__(self, name: str, coordinators: CoordinatorTable, brokers: KnownBrokers) -> None:
         self._name = name
-        self._homes = coordinators
-        self._members = members
+        self._coordinators = coordinators
+        self._brokers = brokers
         self._lock = threading.Lock()
         #: Whether the name servers have listed all brokers since this broker is in their routes.
         self._is_discovered = False
@@ -45,7 +44,7 @@ class CoordinatorDirectory:
     @property
     def members(self) -> list[str]:
         """Return the sorted names of all known brokers, including this one."""
-        return sorted({self._name, *self._members.known})
+        return sorted({self._name, *self._brokers.known})
 
     def check_known(self, broker: str) -> None:
         """Raise BrokerUnavailable unless the broker exists or has existed.
@@ -53,12 +52,12 @@ class CoordinatorDirectory:
         Records for a broker that never existed would be kept forever. A broker that was just started becomes known
         soon.
         """
-        if broker != self._name and broker not in self._members.known:
+        if broker != self._name and broker not in self._brokers.known:
             raise BrokerUnavailable(check_broker_name(broker), f"not known to {self._name} yet")
 
     def unsynced_brokers(self) -> list[str]:
         """Return the brokers with which this broker is not synced."""
-        return [name for name, met in sorted(self._members.known.items()) if not met and name != self._name]
+        return [name for name, synced in sorted(self._brokers.known.items()) if not synced and name != self._name]
 
     def find(self, kind: str, key: str) -> str | None:
         """Return the coordinator of `key`, or None if there is none.
@@ -69,7 +68,7 @@ class CoordinatorDirectory:
             BrokerUnavailable: the coordinator is not known here, and this broker is not synced with all others yet.
             InvalidInput: as `CoordinatorTable.find`.
         """
-        coordinator = self._homes.find(kind, key)
+        coordinator = self._coordinators.find(kind, key)
         if coordinator is None:
             self._check_all_synced()
         return coordinator
@@ -88,45 +87,35 @@ class CoordinatorDirectory:
             InvalidInput, StoreFull, StoreFailed: as `CoordinatorTable.remember`.
         """
         with self._lock:
-            if queried is not None and self._homes.find(kind, key) is None:
+            if queried is not None and self._coordinators.find(kind, key) is None:
                 self._check_all_synced()
                 more = set(self.members).difference(queried)
                 if more:
                     raise BrokerUnavailable(", ".join(sorted(more)), f"not yet asked for the coordinator of a {kind}")
-            return self._homes.remember(kind, key, coordinator)
-
-    def register_peer(self, broker: str) -> None:
-        """Record a broker that is about to copy this one's coordinators; see `KnownBrokers.add`."""
-        with self._lock:
-            if broker != self._name:
-                self._members.add([broker], met=True)
+            return self._coordinators.remember(kind, key, coordinator)
 
     def page(self, after: str, most: int) -> CoordinatorPage:
         """Return a page of coordinators, as `CoordinatorTable.page`."""
         with self._lock:
-            return self._homes.page(after, most)
+            return self._coordinators.page(after, most)
 
-    def add_brokers(self, brokers: Iterable[str]) -> None:
-        """Record brokers that exist or have existed, as `KnownBrokers.add`."""
-        with self._lock:
-            self._members.add(set(brokers) - {self._name}, met=False)
+    def merge(self, entries: Iterable[tuple[str, str, str]], brokers: Iterable[str]) -> None:
+        """Record the coordinators (kind, key, coordinator) and the brokers that another broker knows.
 
-    def merge(self, entries: Iterable[tuple[str, str, str]]) -> None:
-        """Record another broker's coordinators: kind, key and home of each.
-
-        As `CoordinatorTable.remember`.
+        As `CoordinatorTable.remember` and `KnownBrokers.add`.
         """
         with self._lock:
             for kind, key, coordinator in entries:
-                self._homes.remember(kind, key, coordinator)
+                self._coordinators.remember(kind, key, coordinator)
+            self._brokers.add(set(brokers) - {self._name}, synced=False)
 
     def mark_synced(self, broker: str) -> None:
-        """Record that `broker` has a record of this one, and that its coordinators were copied.
+        """Record that this broker and `broker` know each other, as `KnownBrokers.add`.
 
-        As `KnownBrokers.add`.
+        Either this one has copied the other's coordinators, or the other is about to copy them from here.
         """
         with self._lock:
-            self._members.add([broker], met=True)
+            self._brokers.add({broker} - {self._name}, synced=True)
 
     def mark_discovered(self) -> None:
         """Record that the name servers listed all brokers, this one included.
@@ -143,7 +132,11 @@ class CoordinatorDirectory:
         if broker == self._name:
             raise InvalidInput("broker", "another broker, which was removed for good", broker)
         with self._lock:
-            self._members.forget(broker)
+            self._brokers.forget(broker)
+
+    def count_own(self) -> int:
+        """Count the streams and series of writes that this broker coordinates."""
+        return self._coordinators.count_of(self._name)
 
     def _check_all_synced(self) -> None:
         unsynced_brokers = self.unsynced_brokers()

@@ -16,8 +16,6 @@ from raymq.actors.errors import GroupNotFound, QueueNotFound
 from raymq.actors.naming import DLQ_PREFIX, retry_topic
 from raymq.storage.cooperative_steps import Steps
 
-#: How many entries of the coordinator table are read per page.
-_HOMES_AT_ONCE: Final = 500
 #: How many topics are visited per step.
 _QUEUES_AT_ONCE: Final = 100
 _BROADCAST: Final = "BROADCASTING"
@@ -82,19 +80,6 @@ class DrainStatus:
             if count:
                 found[topic.removeprefix(DLQ_PREFIX)] = count
         return found
-
-    def homes(self) -> int:
-        """Count the streams and series of writes that this broker coordinates.
-
-        It reads files, so it is called from another thread than the event loop.
-        """
-        count, after = 0, ""
-        while True:
-            page = self._core.homes.page(after, _HOMES_AT_ONCE)
-            count += sum(coordinator == self._core.name for _, _, coordinator in page.homes)
-            if not page.last:
-                return count
-            after = page.last
 
     def lent(self) -> dict[str, int]:
         """Count the unacknowledged popped messages by group, the largest counts first."""

@@ -6,9 +6,12 @@ A master of a group with replicas guards each command by its kind (`raymq.actors
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 
-from raymq.actors.wire.server_connection import Handler
+from raymq.actors.wire.commands.target_broker import check_target_broker
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
 
 
 class CommandKind(enum.Enum):
@@ -61,3 +64,16 @@ def changes(handler: Handler) -> BrokerCommand:
 def administrates(handler: Handler) -> BrokerCommand:
     """Declare a command that changes this broker alone; see `CommandKind.ADMINISTRATES`."""
     return BrokerCommand(CommandKind.ADMINISTRATES, handler)
+
+
+def guard_target_broker(broker: str, commands: Commands) -> Commands:
+    """Return the same commands, guarded by the name of this broker."""
+    return {code: replace(each, handler=_checked(broker, each.handler)) for code, each in commands.items()}
+
+
+def _checked(broker: str, handler: Handler) -> Handler:
+    def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
+        check_target_broker(broker, request)
+        return handler(connection, request)
+
+    return serve

@@ -7,15 +7,14 @@ import contextlib
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, text_field
-from raymq.actors.broker.handlers.broker_command import Commands, changes, reads_confirmed
-from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
+from raymq.actors.broker.handlers.broker_command import Commands, changes, guard_target_broker, reads_confirmed
 from raymq.actors.errors import InvalidInput, StoreError
 from raymq.actors.protocol import PERM_WRITE
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.coordinator_directory_commands import WRITE
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.storage.tables.known_brokers import check_broker_name
+from raymq.storage.tables.coordinator_table import check_broker_name
 
 #: So many coordinators are returned in one answer.
 _PAGE: Final = 500
@@ -23,7 +22,7 @@ _PAGE: Final = 500
 
 def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
-    core, directory = context.core, context.core.homes
+    core, directory = context.core, context.core.coordinators
 
     def find(_: ServerConnection, request: Command) -> Command:
         kind, key = text_field(request, "kind"), text_field(request, "key")
@@ -48,9 +47,9 @@ def handlers(context: BrokerContext) -> Commands:
     async def copy(_: ServerConnection, request: Command) -> Command:
         broker, after = check_broker_name(text_field(request, "broker")), text_field(request, "after")
         if not after:
-            await asyncio.to_thread(directory.register_peer, broker)
+            await asyncio.to_thread(directory.mark_synced, broker)
         page = await asyncio.to_thread(directory.page, after, _PAGE)
-        fields = {"members": directory.members, "homes": [list(each) for each in page.homes], "last": page.last}
+        fields = {"members": directory.members, "homes": [list(each) for each in page.entries], "last": page.last}
         return request.response(ResponseCode.SUCCESS, fields)
 
     async def forget(_: ServerConnection, request: Command) -> Command:
@@ -60,9 +59,9 @@ def handlers(context: BrokerContext) -> Commands:
     return guard_target_broker(
         core.name,
         {
-            RequestCode.FIND_HOME: reads_confirmed(find),
-            RequestCode.REMEMBER_HOME: changes(remember),
-            RequestCode.COPY_HOMES: reads_confirmed(copy),
+            RequestCode.FIND_COORDINATOR: reads_confirmed(find),
+            RequestCode.REGISTER_COORDINATOR: changes(remember),
+            RequestCode.COPY_COORDINATORS: reads_confirmed(copy),
             RequestCode.FORGET_BROKER: changes(forget),
         },
     )

@@ -33,7 +33,7 @@ def handlers(context: BrokerContext) -> Commands:
         on_disk: list[int] = []
 
         def look() -> None:
-            on_disk[:] = remaining.homes(), core.staging.count_open()
+            on_disk[:] = core.coordinators.count_own(), core.staging.table.count_open()
 
         yield look
         unconsumed = yield from remaining.unconsumed()

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
-from raymq.actors.broker.handlers.broker_command import Commands, changes, reads, reads_confirmed
-from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
+from raymq.actors.broker.handlers.broker_command import Commands, changes, guard_target_broker, reads, reads_confirmed
 from raymq.actors.errors import PermissionDenied
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -29,8 +28,8 @@ def handlers(context: BrokerContext) -> Commands:
 
     async def plan(_: ServerConnection, request: Command) -> Command:
         place = text_field(request, "stream"), text_field(request, "query"), int_field(request, "batch")
-        standing = await asyncio.to_thread(plans.put, *place, bytes(request.body))
-        return request.response(ResponseCode.SUCCESS, body=standing)
+        stored = await asyncio.to_thread(plans.put, *place, bytes(request.body))
+        return request.response(ResponseCode.SUCCESS, body=stored)
 
     def bounds(_: ServerConnection, request: Command) -> Command:
         topic, known = text_field(request, "topic"), int_field(request, "epoch", 0)

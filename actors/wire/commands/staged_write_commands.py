@@ -3,6 +3,10 @@
 STAGE_RECORDS, COMMIT_STAGED and ABORT_STAGED are sent to the brokers that store the rows. OPEN_WRITE and DECIDE_WRITE
 are sent to the write's coordinator ("home"), which decides whether it commits. ASK_WRITES and WRITES_DONE are sent by
 the brokers with rows to the coordinator.
+
+The parts of writes are the body of a command, as a sequence of msgpack pieces of some hundred parts. A write of many
+tasks has many parts: they would not fit into a header, and reading all of them at once would block the event loop. Each
+piece is [owner, [[part, rows], ...]]; the owner is a broker or a transaction.
 """
 
 from __future__ import annotations
@@ -10,16 +14,27 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.errors import InvalidInput
+from raymq.actors.request_limits import MAX_PARTS
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.append_commands import INT32, pack
-from raymq.actors.wire.commands.staged_parts import parts_body, read_parts
 from raymq.actors.wire.frame import Buffer, Command, Serialization
 from raymq.actors.wire.response_validation import number, protocol_checked, text
+from raymq.storage.cooperative_steps import Steps, run_steps
+
+#: So many parts are in a piece, and one step reads one piece.
+PARTS_PER_PIECE: Final = 500
+#: The longest name of an owner or a part, in bytes.
+_MAX_NAME: Final = 1_024
+_MAX_ROWS: Final = 1 << 62
+
+Parts = dict[str, dict[str, int]]
 
 
 class TransactionAction(enum.Enum):
@@ -176,17 +191,17 @@ def read_transaction_reply(answer: Command) -> TransactionReply:
     )
 
 
-def transaction_reply_fields(fate: TransactionReply) -> dict[str, Any]:
+def transaction_reply_fields(reply: TransactionReply) -> dict[str, Any]:
     """Return the fields that `read_transaction_reply` reads; the parts are in the body."""
     return {
-        "decision": fate.decision,
-        "topic": fate.topic,
-        "rows": fate.rows,
-        "missing": missing_field(fate.missing),
-        "instead": fate.instead,
-        "instead_number": fate.instead_number,
-        "instead_rows": fate.instead_rows,
-        "accepted": counts_field(fate.accepted),
+        "decision": reply.decision,
+        "topic": reply.topic,
+        "rows": reply.rows,
+        "missing": missing_field(reply.missing),
+        "instead": reply.instead,
+        "instead_number": reply.instead_number,
+        "instead_rows": reply.instead_rows,
+        "accepted": counts_field(reply.accepted),
     }
 
 
@@ -222,3 +237,81 @@ def writes_done_command(
     """
     fields = {"broker": broker, "transactions": list(transactions), "missing": missing_field(missing or {})}
     return Command(RequestCode.WRITES_DONE, fields, serialization=Serialization.MSGPACK)
+
+
+def parts_body(parts: Mapping[str, Mapping[str, int]]) -> bytes:
+    """Return the parts of each owner, with their row counts, as a body.
+
+    An owner without parts is left out.
+
+    Raises:
+        InvalidInput: there are more than `MAX_PARTS`.
+    """
+    check_count(sum(map(len, parts.values())))
+    packer = msgpack.Packer()
+    pieces: list[bytes] = []
+    for owner, each in parts.items():
+        rows = list(each.items())
+        begins = range(0, len(rows), PARTS_PER_PIECE)
+        pieces.extend(packer.pack([owner, rows[at : at + PARTS_PER_PIECE]]) for at in begins)
+    return b"".join(pieces)
+
+
+def check_count(parts: int) -> None:
+    """Raise InvalidInput if there are more parts than a write may have."""
+    if parts > MAX_PARTS:
+        raise InvalidInput(
+            "parts",
+            f"at most {MAX_PARTS:,} of one write",
+            parts,
+            remedy="have fewer tasks write: DataFrame.coalesce before bridge.write",
+        )
+
+
+def read_parts_steps(body: Buffer) -> Steps[Parts]:
+    """Read a body that `parts_body` made, in steps.
+
+    Raises:
+        InvalidInput: the body is invalid, or has more than `MAX_PARTS`.
+    """
+    parts: Parts = {}
+    count = 0
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        max_buffer_size=max(len(body), 1),
+        max_array_len=PARTS_PER_PIECE,
+        max_str_len=_MAX_NAME,
+        max_bin_len=0,
+        max_ext_len=0,
+        max_map_len=0,
+    )
+    unpacker.feed(body)
+    while unpacker.tell() < len(body):
+        if parts:
+            yield None
+        try:
+            owner, rows = unpacker.unpack()
+            known = parts.setdefault(_name(owner), {})
+            known.update((_name(part), _rows(row_count)) for part, row_count in rows)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise InvalidInput("body", "parts with their rows", str(error)[:200]) from None
+        count += len(rows)
+        check_count(count)
+    return parts
+
+
+def read_parts(body: Buffer) -> Parts:
+    """Read a body like `read_parts_steps`, but at once."""
+    return run_steps(read_parts_steps(body))
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name is not a text")
+    return value
+
+
+def _rows(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_ROWS:
+        raise ValueError("not a valid number of rows")
+    return value

@@ -20,6 +20,7 @@ from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import decode
 from raymq.storage.tables.staged_records import FINISHED_MARK_SECONDS
 from raymq.storage.tables.topic_config import TopicConfig
+from tests import staged_rows
 from tests.staged_rows import chunks_of, open_transactions
 from tests.unit.actors.bench import Bench, encoded
 
@@ -164,21 +165,21 @@ def test_message_of_deleted_topic_does_not_block_delivery(bench: Bench) -> None:
 def test_staged_records_appear_once_after_commit(bench: Bench) -> None:
     records, sizes = encoded(*[Message("t", b"%d" % n) for n in range(20)])
     for part in ("won", "lost"):
-        bench.core.staging.stage("tx-1", part, 0, ("t", 0), memoryview(records), sizes)
+        staged_rows.stage(bench.core.staging, "tx-1", part, 0, ("t", 0), memoryview(records), sizes)
     bench.crash()
     assert bench.bodies("t") == []
-    assert list(bench.core.staging.commit("tx-1", ["won"])) == [20]
-    assert list(bench.core.staging.commit("tx-1", ["won"])) == []
-    bench.core.staging.close("tx-1")
+    assert list(staged_rows.commit(bench.core.staging, "tx-1", ["won"])) == [20]
+    assert list(staged_rows.commit(bench.core.staging, "tx-1", ["won"])) == []
+    staged_rows.close(bench.core.staging, "tx-1")
     bench.crash()
-    assert list(bench.core.staging.commit("tx-1", ["won"])) == []
+    assert list(staged_rows.commit(bench.core.staging, "tx-1", ["won"])) == []
     assert bench.bodies("t") == [b"%d" % n for n in range(20)]
 
 
 def test_interrupted_commit_finishes_without_duplicates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = [encoded(*[Message("t", b"%d" % (chunk * 20 + n)) for n in range(20)]) for chunk in range(3)]
     for number, (records, sizes) in enumerate(chunks):
-        bench.core.staging.stage("tx-1", "p", number, ("t", 0), memoryview(records), sizes)
+        staged_rows.stage(bench.core.staging, "tx-1", "p", number, ("t", 0), memoryview(records), sizes)
     table = bench.store.tables.staged
     finish = table.finish
 
@@ -189,42 +190,42 @@ def test_interrupted_commit_finishes_without_duplicates(bench: Bench, monkeypatc
 
     monkeypatch.setattr(table, "finish", dies)
     with pytest.raises(KeyboardInterrupt):
-        list(bench.core.staging.commit("tx-1", ["p"]))
+        list(staged_rows.commit(bench.core.staging, "tx-1", ["p"]))
     bench.crash()
     assert bench.bodies("t") == []
-    assert sum(bench.core.staging.commit("tx-1", ["p"])) == 20
+    assert sum(staged_rows.commit(bench.core.staging, "tx-1", ["p"])) == 20
     assert bench.bodies("t") == []
-    bench.core.staging.close("tx-1")
+    staged_rows.close(bench.core.staging, "tx-1")
     assert bench.bodies("t") == [b"%d" % n for n in range(60)]
 
 
 def test_marks_of_finished_staged_writes_expire(bench: Bench) -> None:
     """Check that marks refuse late staging until they expire, and that open writes stay.
 
-    An open write stays until its home broker has decided.
+    An open write stays until its coordinator broker has decided.
     """
     records, sizes = encoded(Message("t", b"x"))
     staging, table = bench.core.staging, bench.store.tables.staged
     for name in ("open", "given-up", "done"):
-        staging.stage(name, "p", 0, ("t", 0), memoryview(records), sizes, "home")
-    staging.abort("given-up")
-    assert sum(staging.commit("done", ["p"])) == 1
-    staging.close("done")
+        staged_rows.stage(staging, name, "p", 0, ("t", 0), memoryview(records), sizes, "home")
+    staged_rows.abort(staging, "given-up")
+    assert sum(staged_rows.commit(staging, "done", ["p"])) == 1
+    staged_rows.close(staging, "done")
     assert open_transactions(bench.store) == {"open"}
     assert not chunks_of(bench.store, "done")
     assert not chunks_of(bench.store, "given-up")
     for name in ("given-up", "done"):
         with pytest.raises(InvalidInput, match="decided"):
-            staging.stage(name, "p", 1, ("t", 0), memoryview(records), sizes, "home")
+            staged_rows.stage(staging, name, "p", 1, ("t", 0), memoryview(records), sizes, "home")
     staging.sweep()
     assert len(table.transactions()) == 3
     bench.elapsed.advance(FINISHED_MARK_SECONDS + 1)
-    for gone in ("given-up", "done"):  # removable after its home is notified
+    for gone in ("given-up", "done"):  # removable after its coordinator is notified
         staging.sweep()
-        assert not staging.is_here(gone)
+        assert not staging.table.is_here(gone)
         staging.in_doubt.mark_notified("done")
     assert [each.name for each in table.transactions()] == ["open"]
-    assert sum(staging.commit("open", ["p"])) == 1
+    assert sum(staged_rows.commit(staging, "open", ["p"])) == 1
 
 
 def test_staging_on_full_disk_raises_store_full(tmp_path: Path) -> None:
@@ -235,22 +236,22 @@ def test_staging_on_full_disk_raises_store_full(tmp_path: Path) -> None:
     bench.crash()
     records, sizes = encoded(Message("t", b"x"))
     with pytest.raises(StoreFull):
-        bench.core.staging.stage("tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
-    assert not bench.core.staging.is_here("tx-1")
+        staged_rows.stage(bench.core.staging, "tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
+    assert not bench.core.staging.table.is_here("tx-1")
     bench.store.close()
 
 
 def test_aborted_staged_write_is_removed(bench: Bench) -> None:
     records, sizes = encoded(Message("t", b"x"))
-    bench.core.staging.stage("tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
-    bench.core.staging.abort("tx-1")
-    assert list(bench.core.staging.commit("tx-1", ["p"])) == []
+    staged_rows.stage(bench.core.staging, "tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
+    staged_rows.abort(bench.core.staging, "tx-1")
+    assert list(staged_rows.commit(bench.core.staging, "tx-1", ["p"])) == []
     assert bench.bodies("t") == []
     for name in ("../x", "", "a/b", "x" * 65):
         with pytest.raises(InvalidInput):
-            bench.core.staging.stage(name, "p", 0, ("t", 0), memoryview(records), sizes)
+            staged_rows.stage(bench.core.staging, name, "p", 0, ("t", 0), memoryview(records), sizes)
         with pytest.raises(InvalidInput):
-            bench.core.staging.stage("tx", name, 0, ("t", 0), memoryview(records), sizes)
+            staged_rows.stage(bench.core.staging, "tx", name, 0, ("t", 0), memoryview(records), sizes)
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])

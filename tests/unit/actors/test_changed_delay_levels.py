@@ -16,6 +16,7 @@ from raymq.client import Message
 from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.record import decode
 from raymq.storage.store import Store
+from tests import staged_rows
 from tests.unit.actors.bench import CONFIG, Bench, encoded
 
 OLD = "1m 2m 3m 4m"
@@ -166,11 +167,11 @@ def test_staged_rows_of_removed_delay_level_are_delivered(
     core = broker.core
     records, sizes = encoded(Message("t", b"a", delay_level=4))
     chunk = run_steps(delay_chunk_steps(core.schedule, core.timers, ("t", 0), memoryview(records), sizes))
-    core.staging.stage("write", "part", 0, *chunk, home="broker-a")
+    staged_rows.stage(core.staging, "write", "part", 0, *chunk, coordinator="broker-a")
     broker.restart("1m", "closed")
-    for _ in broker.core.staging.commit("write", ["part"], 1):
+    for _ in staged_rows.commit(broker.core.staging, "write", ["part"], 1):
         pass
     broker.store.flush()
-    broker.core.staging.close("write")
+    staged_rows.close(broker.core.staging, "write")
     assert_delivery_times(broker, {"a": MINUTE})
     broker.store.close()

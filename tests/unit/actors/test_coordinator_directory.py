@@ -8,8 +8,7 @@ import pytest
 
 from raymq.actors.broker.core.coordinator_directory import CoordinatorDirectory
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
-from raymq.storage.tables.coordinator_table import CoordinatorTable
-from raymq.storage.tables.known_brokers import KnownBrokers
+from raymq.storage.tables.coordinator_table import CoordinatorTable, KnownBrokers
 from tests.state_journals import open_tables
 
 
@@ -24,16 +23,15 @@ def open_directory(directory: Path, name: str, *, mark_discovered: bool = True) 
 
 def sync_directories(newcomer: CoordinatorDirectory, name: str, known: CoordinatorDirectory, known_as: str) -> None:
     """Do what the duty of the broker called `name` does over the wire."""
-    newcomer.add_brokers([known_as])
-    known.register_peer(name)
+    newcomer.merge((), [known_as])
+    known.mark_synced(name)
     after = ""
     while True:
         page = known.page(after, 2)
-        newcomer.merge(page.homes)
+        newcomer.merge(page.entries, known.members)
         if not page.last:
             break
         after = page.last
-    newcomer.add_brokers(known.members)
     newcomer.mark_synced(known_as)
 
 
@@ -49,7 +47,7 @@ def test_undiscovered_directory_raises_broker_unavailable(tmp_path: Path) -> Non
 
 def test_unsynced_directory_raises_broker_unavailable(tmp_path: Path) -> None:
     b = open_directory(tmp_path, "b")
-    b.add_brokers(["a", "b"])
+    b.merge((), ["a", "b"])
     for each in (b, open_directory(tmp_path, "b")):
         assert each.unsynced_brokers() == ["a"]
         with pytest.raises(BrokerUnavailable, match="a: ") as raised:
@@ -87,6 +85,6 @@ def test_assignment_waits_for_sync_with_new_broker(tmp_path: Path) -> None:
 
 def test_first_coordinator_assignment_wins(tmp_path: Path) -> None:
     a = open_directory(tmp_path, "a")
-    a.register_peer("b")
+    a.mark_synced("b")
     assert a.remember("stream", "k", "b", ["a", "b"]) == "b"
     assert a.remember("stream", "k", "a", ["a", "b"]) == "b"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.tables.topic_config import TopicConfig
+from raymq.storage.timers.timer_entry import EntryKind
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.pop_bench import PopBench
@@ -43,9 +45,16 @@ def die_before_recording(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(*_: object) -> None:
         raise Killed
 
+    end = bench.core.timers._end
+
+    def end_drops(entries: Any, kind: EntryKind, places: Any) -> None:
+        if kind is EntryKind.DELIVERED:
+            raise Killed
+        end(entries, kind, places)
+
     with monkeypatch.context() as patch:
         patch.setattr(bench.store.delay_offsets, "commit", commit)
-        patch.setattr(bench.core.timers, "_delivered", commit)
+        patch.setattr(bench.core.timers, "_end", end_drops)
         with pytest.raises(Killed):
             bench.core.deliver_due()
     bench.core.timers.log.close()

@@ -160,13 +160,13 @@ def test_timers_dead_letters_and_coordinators_count(bench: Bench) -> None:
     bench.core.deliver_due()
     assert run_steps(bench.core.timers.count_steps()) == 1
     left = make_drain_status(bench)
-    assert (run_steps(left.dead_letters()), left.homes(), left.lent()) == ({}, 0, {})
+    assert (run_steps(left.dead_letters()), bench.core.coordinators.count_own(), left.lent()) == ({}, 0, {})
     bench.core.topics.create("%DLQ%g", 1)
     bench.append(Message("%DLQ%g", b"dead"))
-    bench.core.homes.mark_discovered()
-    bench.core.homes.remember("stream", "q", "broker-a")
-    bench.core.homes.remember("stream", "r", "broker-z")
-    assert (run_steps(left.dead_letters()), left.homes()) == ({"g": 1}, 1)
+    bench.core.coordinators.mark_discovered()
+    bench.core.coordinators.remember("stream", "q", "broker-a")
+    bench.core.coordinators.remember("stream", "r", "broker-z")
+    assert (run_steps(left.dead_letters()), bench.core.coordinators.count_own()) == ({"g": 1}, 1)
     bench.clock.now += 61
     bench.core.deliver_due()
     assert run_steps(bench.core.timers.count_steps()) == 0

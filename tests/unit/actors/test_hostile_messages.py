@@ -30,6 +30,7 @@ from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, Record, encode
 from raymq.storage.tables.quarantined_messages import QuarantineEntry
 from raymq.storage.timers.timer_entry import MIN_KEY
+from tests import staged_rows
 from tests.faulty_calls import UnsyncedCalls
 from tests.staged_rows import body_of
 from tests.unit.actors.bench import HOST, Bench
@@ -307,12 +308,12 @@ def test_staged_write_survives_hostile_messages(several: list[Hostile], damaged:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         records = [each.record("t", 0, body, {"UNIQ_KEY": body.decode()}) for body, each in mixed(several)]
         sizes = np.array([len(record) for record in records], np.int32)
-        broker.core.staging.stage("tx", "part", 0, ("t", 0), memoryview(b"".join(records)), sizes)
+        staged_rows.stage(broker.core.staging, "tx", "part", 0, ("t", 0), memoryview(b"".join(records)), sizes)
         if damaged:  # a body is damaged after staging
             body = body_of(broker.store, "tx", "part", 0)
             body[bytes(body).find(b"hostile-0")] ^= 1
-        added = sum(broker.core.staging.commit("tx", ["part"]))
-        broker.core.staging.close("tx")
+        added = sum(staged_rows.commit(broker.core.staging, "tx", ["part"]))
+        staged_rows.close(broker.core.staging, "tx")
         came = [record.body for record in broker.all_of("t")]
         assert added == len(records) - damaged
         assert came == [body for body, _ in mixed(several)][damaged:]
@@ -350,11 +351,11 @@ def test_unreadable_staged_chunk_is_reported_and_skipped(tmp_path: Path, damage:
     record = SOUND.record("t", 0, b"sound", {"UNIQ_KEY": "k"})
     sizes = np.array([len(record)], np.int32)
     for number in range(3):
-        broker.core.staging.stage("tx", "part", number, ("t", 0), memoryview(record), sizes)
+        staged_rows.stage(broker.core.staging, "tx", "part", number, ("t", 0), memoryview(record), sizes)
     body = body_of(broker.store, "tx", "part", 1)
     body[:] = damage(bytes(body))
-    assert list(broker.core.staging.commit("tx", ["part"], 3)) == [1, 0, 1]
-    broker.core.staging.close("tx")
+    assert list(staged_rows.commit(broker.core.staging, "tx", ["part"], 3)) == [1, 0, 1]
+    staged_rows.close(broker.core.staging, "tx")
     assert len(list(broker.all_of("t"))) == 2
     assert any("chunk 1 of part part" in note.owner for note in broker.core.set_aside.notes())
     broker.store.close()
@@ -368,12 +369,12 @@ def test_staged_rows_of_deleted_topic_are_set_aside(tmp_path: Path) -> None:
         record = SOUND.record("old", 0, b"sound", {"UNIQ_KEY": "k"})
         broker.put(SOUND, "old", 0, b"there", {})
         sizes = np.array([len(record)], np.int32)
-        broker.core.staging.stage("tx", "part", 0, ("old", 0), memoryview(record), sizes)
+        staged_rows.stage(broker.core.staging, "tx", "part", 0, ("old", 0), memoryview(record), sizes)
         broker.core.topics.delete("old")
         if again:
             broker.core.topics.create("old", 1)
-        assert list(broker.core.staging.commit("tx", ["part"], 1)) == [0]
-        broker.core.staging.close("tx")
+        assert list(staged_rows.commit(broker.core.staging, "tx", ["part"], 1)) == [0]
+        staged_rows.close(broker.core.staging, "tx")
         assert [record.body for record in broker.all_of("old")] == []
         assert "deleted" in broker.core.set_aside.notes()[0].reason
         broker.store.close()

@@ -1,4 +1,4 @@
-"""Test when a broker queries the homes of in-doubt writes, with a fake clock."""
+"""Test when a broker queries the coordinators of in-doubt writes, with a fake clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Bench:
         self.in_doubt = InDoubtTracker(self.clock)
 
     def queries(self) -> dict[str, list[str]]:
-        return {home: list(writes) for home, writes in self.in_doubt.due_queries().items()}
+        return {coordinator: list(writes) for coordinator, writes in self.in_doubt.due_queries().items()}
 
 
 def test_quiet_write_is_queried() -> None:
@@ -66,9 +66,9 @@ def test_unresponsive_broker_is_queried_less_often() -> None:
         bench.in_doubt.recover(f"b{number}", "b")
     began = bench.clock.now
     for _ in range(600):
-        for home in bench.queries():
-            times[home].append(bench.clock.now - began)
-            if home == "a":
+        for coordinator in bench.queries():
+            times[coordinator].append(bench.clock.now - began)
+            if coordinator == "a":
                 bench.in_doubt.failed("a")
             else:
                 bench.in_doubt.record_success("b")

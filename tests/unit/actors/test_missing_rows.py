@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from raymq.actors.broker.acks import LocalAcks
 from raymq.actors.broker.core.writes.transaction_coordinator import TransactionCoordinator
-from raymq.actors.broker.in_doubt_resolver import InDoubtResolver
-from raymq.actors.broker.staged_commits import CommitResult, StagedCommits
+from raymq.actors.broker.staged_commits import CommitResult, InDoubtResolver, PeerClient, StagedCommits
 from raymq.actors.wire.commands import staged_write_commands as wire
 from raymq.actors.wire.frame import Command
 from raymq.storage.records.record import OFFSET_MAGIC, encode
@@ -37,7 +35,7 @@ def encode_row(body: bytes) -> bytes:
 
 def stage(bench: Bench, number: int, rows: list[bytes]) -> None:
     sizes = np.array([len(each) for each in rows], np.int32)
-    bench.core.staging.stage("write", "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+    staged_rows.stage(bench.core.staging, "write", "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
 
 
 def commit(bench: Bench, rows: int) -> CommitResult:
@@ -116,7 +114,7 @@ def test_rows_lost_around_crash_are_counted_once(tmp_path: Path, done: int) -> N
     bench = make_bench(tmp_path, chunks=4)
     lose(bench, 0)
     misfit_records(bench, 1)
-    steps = bench.core.staging.commit("write", {"p": 20}, 20)
+    steps = staged_rows.commit(bench.core.staging, "write", {"p": 20}, 20)
     for _ in range(done):
         next(steps)
     bench.crash()
@@ -132,7 +130,7 @@ def test_killed_commit_reports_damaged_row_once(
     """Read a chunk that lost rows again: it has no completion mark."""
     bench = make_bench(tmp_path)
     flip_a_record(bench, 1)
-    steps = bench.core.staging.commit("write", {"p": 15}, 15)
+    steps = staged_rows.commit(bench.core.staging, "write", {"p": 15}, 15)
     assert [next(steps) for _ in range(2)] == [5, 4]
     bench.crash()
     done = commit(bench, 15)
@@ -166,14 +164,15 @@ def test_coordinator_records_missing_rows(tmp_path: Path) -> None:
     coordinator.commit("write", {"broker-a": {"p": 15}, "b": {"q": 1}})
     reported: list[Command] = []
 
-    def ask(broker: str, command: Command, seconds: float) -> Coroutine[Any, Any, Command]:
-        async def answer() -> Command:
+    class Peers(PeerClient):
+        def __init__(self) -> None: ...
+
+        async def ask(self, broker: str, command: Command, seconds: float) -> Command:
             reported.append(command)
             return command
 
-        return answer()
-
-    asyncio.run(InDoubtResolver(bench.core, StagedCommits(bench.core, LocalAcks(bench.core.store)), ask).turn())
+    commits = StagedCommits(bench.core, LocalAcks(bench.core.store))
+    asyncio.run(InDoubtResolver(bench.core, commits, Peers()).turn())
     [done] = [command for command in reported if command.fields.get("transactions")]
     [[name, rows, reason]] = done.fields["missing"]
     assert (name, rows) == ("write", 5)

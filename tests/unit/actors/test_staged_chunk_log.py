@@ -21,6 +21,7 @@ from raymq.storage.oldest_delayed import oldest_delayed_offset
 from raymq.storage.records.record import encode
 from raymq.storage.staged_topic import STAGED_TOPIC
 from raymq.storage.store_paths import StorePaths
+from tests import staged_rows
 from tests.crash.power_loss import Disk
 from tests.staged_rows import chunks_of
 from tests.unit.actors.bench import CONFIG, Bench
@@ -45,7 +46,9 @@ def stage(bench: Bench, transaction: str = "tx") -> None:
     for number in range(3):
         rows = [row(body) for body in BODIES[5 * number : 5 * number + 5]]
         sizes = np.array([*map(len, rows)], np.int32)
-        bench.core.staging.stage(transaction, "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+        staged_rows.stage(
+            bench.core.staging, transaction, "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home"
+        )
 
 
 def fill(bench: Bench, files: int) -> None:
@@ -67,10 +70,10 @@ def expire(bench: Bench, turns: int = 9) -> None:
 
 
 def commit(bench: Bench, transaction: str = "tx") -> list[bytes]:
-    assert sum(bench.core.staging.commit(transaction, ["p"], len(BODIES))) == len(BODIES)
+    assert sum(staged_rows.commit(bench.core.staging, transaction, ["p"], len(BODIES))) == len(BODIES)
     bench.store.flush()
-    bench.core.staging.close(transaction)
-    assert bench.core.staging.missing(transaction) is None
+    staged_rows.close(bench.core.staging, transaction)
+    assert bench.core.staging.table.missing(transaction) is None
     return bench.bodies("t")
 
 
@@ -89,7 +92,7 @@ def test_staged_rows_outlive_their_log_files(bench: Bench, times: int) -> None:
 
 def test_expired_files_of_interrupted_commit_lose_no_row(bench: Bench) -> None:
     stage(bench)
-    assert next(bench.core.staging.commit("tx", ["p"], len(BODIES))) == 5
+    assert next(staged_rows.commit(bench.core.staging, "tx", ["p"], len(BODIES))) == 5
     fill(bench, 2)
     for number, begin in enumerate([chunk.begin for chunk in chunks_of(bench.store, "tx")]):
         bench.core.rescue.relocate_before(bench.store.max_physical_offset - 1)
@@ -98,8 +101,8 @@ def test_expired_files_of_interrupted_commit_lose_no_row(bench: Bench) -> None:
             bench.crash()
         bench.core.rescue.relocate_before(bench.store.max_physical_offset - 1)
         assert chunks_of(bench.store, "tx")[number].begin != begin
-    assert sum(bench.core.staging.commit("tx", ["p"], len(BODIES))) == 10
-    bench.core.staging.close("tx")
+    assert sum(staged_rows.commit(bench.core.staging, "tx", ["p"], len(BODIES))) == 10
+    staged_rows.close(bench.core.staging, "tx")
     assert bench.bodies("t") == BODIES
 
 
@@ -107,7 +110,7 @@ def test_finished_and_replaced_chunks_keep_no_file(bench: Bench) -> None:
     stage(bench)
     commit(bench)
     stage(bench, "dropped")
-    bench.core.staging.abort("dropped")
+    staged_rows.abort(bench.core.staging, "dropped")
     stage(bench, "again")
     fill(bench, 2)
     end = bench.store.max_physical_offset
@@ -190,7 +193,7 @@ def test_row_longer_than_a_record_is_staged_in_pieces(bench: Bench) -> None:
     body = random.Random(1).randbytes(700_000)
     record = row(body)
     sizes = np.array([len(record)], np.int32)
-    bench.core.staging.stage("tx", "p", 0, ("t", 0), memoryview(record), sizes, "home")
+    staged_rows.stage(bench.core.staging, "tx", "p", 0, ("t", 0), memoryview(record), sizes, "home")
     [chunk] = chunks_of(bench.store, "tx")
     assert len(chunk.places) == 3
     fill(bench, 2)

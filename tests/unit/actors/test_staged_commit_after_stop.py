@@ -9,6 +9,7 @@ import pytest
 
 from raymq.storage import checkpointer, store_parts
 from raymq.storage.files.file_calls import replaced
+from tests import staged_rows
 from tests.crash.power_loss import Disk
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.test_staged_commit_many_parts import row, stage
@@ -29,7 +30,7 @@ def test_power_loss_after_stop_stores_no_row_twice(
         bench.core.topics.create("t", 1)
         for number in range(4):
             stage(bench, "part", [row(b"%d.%d" % (number, n)) for n in range(3)], number)
-        committing = bench.core.staging.commit("tx", ["part"])
+        committing = staged_rows.commit(bench.core.staging, "tx", ["part"])
         assert next(committing) + next(committing) == 6
         bench.core.timers.close()
         bench.store.close()
@@ -39,8 +40,8 @@ def test_power_loss_after_stop_stores_no_row_twice(
     bench = Bench(found)
     assert bench.store.recovery.clean
     assert bench.bodies("t") == []
-    assert sum(bench.core.staging.commit("tx", ["part"])) >= 6
+    assert sum(staged_rows.commit(bench.core.staging, "tx", ["part"])) >= 6
     bench.store.flush()
-    bench.core.staging.close("tx")
+    staged_rows.close(bench.core.staging, "tx")
     assert bench.bodies("t") == [b"%d.%d" % (number, n) for number in range(4) for n in range(3)]
     bench.store.close()

@@ -57,9 +57,9 @@ def interrupt_commit(bench: Bench, through: int, bodies: list[bytes] = BODIES) -
     """Interrupt a commit of four chunks by a power loss; return its row places."""
     for number, part in enumerate(PARTS):
         rows = [row(body) for body in bodies[5 * number : 5 * number + 5]]
-        bench.core.staging.stage("tx", part, 0, ("t", 0), *join_rows(rows), "home")
+        staged_rows.stage(bench.core.staging, "tx", part, 0, ("t", 0), *join_rows(rows), "home")
     begin = bench.store.max_physical_offset
-    for number, _ in enumerate(bench.core.staging.commit("tx", PARTS, 20), 1):
+    for number, _ in enumerate(staged_rows.commit(bench.core.staging, "tx", PARTS, 20), 1):
         if number == through:
             break
     places = [each.physical_offset for each in bench.store.walk(begin)]
@@ -79,10 +79,10 @@ def flip(bench: Bench, place: int, field: str = "body") -> None:
 
 def finish_commit(bench: Bench) -> int:
     """Finish the commit; return how many of its rows are missing."""
-    sum(bench.core.staging.commit("tx", PARTS, 20))
-    bench.core.staging.close("tx")
+    sum(staged_rows.commit(bench.core.staging, "tx", PARTS, 20))
+    staged_rows.close(bench.core.staging, "tx")
     assert not bench.store.read_barrier.is_active
-    missing = bench.core.staging.missing("tx")
+    missing = bench.core.staging.table.missing("tx")
     return 0 if missing is None else missing.rows
 
 
@@ -103,7 +103,7 @@ def test_damaged_row_is_reported_missing_without_duplicates(bench: Bench, which:
     notes = bench.core.set_aside.notes()
     assert [note.physical_offset for note in notes if note.physical_offset >= 0] == [places[which]]
     assert len(notes) == 2
-    assert "damaged" in str(bench.core.staging.missing("tx"))
+    assert "damaged" in str(bench.core.staging.table.missing("tx"))
 
 
 @pytest.mark.parametrize("topic", ["t", "u"])
@@ -112,11 +112,10 @@ def test_damaged_foreign_record_costs_at_most_one_row(bench: Bench, topic: str, 
     """Check that it costs no row where queue offsets exclude rows of the commit."""
     for number, part in enumerate(PARTS):
         rows = [row(body) for body in BODIES[5 * number : 5 * number + 5]]
-        bench.core.staging.stage("tx", part, 0, ("t", 0), *join_rows(rows), "home")
-    plan, keep = bench.core.staging.begin("tx", PARTS, 20, bench.core.staging.plan("tx", PARTS))
-    keep()
+        staged_rows.stage(bench.core.staging, "tx", part, 0, ("t", 0), *join_rows(rows), "home")
+    begun = staged_rows.begin(bench.core.staging, "tx", PARTS, 20)
     place = append(bench, b"somebody else's", topic) if before else -1
-    assert next(bench.core.staging.commit("tx", PARTS, 20, plan)) == 5
+    assert next(begun.append()) == 5
     if not before:
         place = append(bench, b"somebody else's", topic)
     lose_power(bench)
@@ -140,7 +139,7 @@ def test_rows_after_missing_row_are_found(bench: Bench) -> None:
     """Check that records passed before the log's end count for all later chunks."""
     places = interrupt_commit(bench, 4)
     flip(bench, places[1])
-    assert sum(bench.core.staging.commit("tx", PARTS, 20)) == 0
+    assert sum(staged_rows.commit(bench.core.staging, "tx", PARTS, 20)) == 0
     assert max(readable_bodies(bench).values()) == 1
 
 
@@ -150,7 +149,7 @@ def test_second_interruption_reports_same_missing_rows(bench: Bench, *, power: b
     for which in (0, 9):
         flip(bench, places[which])
     added = 0
-    for count in bench.core.staging.commit("tx", PARTS, 20):
+    for count in staged_rows.commit(bench.core.staging, "tx", PARTS, 20):
         added += count
         if added:
             break

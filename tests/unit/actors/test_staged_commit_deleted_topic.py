@@ -10,6 +10,7 @@ import pytest
 
 from raymq.storage.errors import MessageNotFound
 from raymq.storage.records.record import encode, encode_properties
+from tests import staged_rows
 from tests.unit.actors.bench import Bench
 
 TIMER_QUEUE = ("t", 0)
@@ -28,8 +29,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     for number in range(2):
         rows = [row(b"%d %d" % (number, each)) for each in range(3)]
         sizes = np.array([*map(len, rows)], np.int32)
-        made.core.staging.stage("tx", "p", number, TIMER_QUEUE, memoryview(b"".join(rows)), sizes, "home")
-    assert next(iter(made.core.staging.commit("tx", ["p"], 6))) == 3
+        staged_rows.stage(made.core.staging, "tx", "p", number, TIMER_QUEUE, memoryview(b"".join(rows)), sizes, "home")
+    assert next(iter(staged_rows.commit(made.core.staging, "tx", ["p"], 6))) == 3
     assert made.core.bounds(*TIMER_QUEUE) == (0, 2)
     made.core.topics.delete("t")
     made.is_restarted = request.param
@@ -76,8 +77,8 @@ def test_rows_of_open_commit_are_hidden(bench: Bench, *, is_made_anew: bool) -> 
         bench.store.read_at(place)
     assert not {body for body in query_bodies(bench) if not body.startswith((b"old", b"new"))}
     assert len(query_bodies(bench)) == 2 + 5 * is_made_anew
-    list(bench.core.staging.commit("tx", ["p"], 6))
-    bench.core.staging.close("tx")
+    list(staged_rows.commit(bench.core.staging, "tx", ["p"], 6))
+    staged_rows.close(bench.core.staging, "tx")
     assert not bench.store.read_barrier.is_active
     for place in hidden:
         bench.store.read_at(place)
@@ -91,10 +92,10 @@ def test_recreated_topic_is_fully_visible(bench: Bench) -> None:
     bench.arrivals.clear()
     send(bench, b"new 5")
     assert bench.arrivals == [TIMER_QUEUE]
-    assert list(bench.core.staging.commit("tx", ["p"], 6)) == [0]
+    assert list(staged_rows.commit(bench.core.staging, "tx", ["p"], 6)) == [0]
     assert bench.core.bounds(*TIMER_QUEUE) == (0, 6)
     assert bench.bodies("t") == [b"new %d" % number for number in range(6)]
-    bench.core.staging.close("tx")
+    staged_rows.close(bench.core.staging, "tx")
     assert len(bench.bodies("t")) == 6
 
 
@@ -106,7 +107,7 @@ def test_recreated_topic_is_distinct_after_log_expiry(bench: Bench) -> None:
     restart(bench)
     bench.store._parts.deleted_topics.clear()
     assert bench.store.incarnation("t") == 0
-    assert list(bench.core.staging.commit("tx", ["p"], 6)) == [0]
+    assert list(staged_rows.commit(bench.core.staging, "tx", ["p"], 6)) == [0]
     assert bench.core.bounds(*TIMER_QUEUE) == (0, 5)
     assert bench.bodies("t") == [b"new %d" % number for number in range(5)]
 
@@ -117,11 +118,11 @@ def test_second_commit_hides_and_reveals_only_its_rows(bench: Bench) -> None:
     restart(bench)
     rows = [row(b"second %d" % each) for each in range(3)]
     sizes = np.array([*map(len, rows)], np.int32)
-    bench.core.staging.stage("ty", "p", 0, TIMER_QUEUE, memoryview(b"".join(rows)), sizes, "home")
-    assert list(bench.core.staging.commit("ty", ["p"], 3)) == [3]
+    staged_rows.stage(bench.core.staging, "ty", "p", 0, TIMER_QUEUE, memoryview(b"".join(rows)), sizes, "home")
+    assert list(staged_rows.commit(bench.core.staging, "ty", ["p"], 3)) == [3]
     assert bench.core.bounds(*TIMER_QUEUE) == (0, 1)
     [place, *_] = places_of(bench, b"0")
-    bench.core.staging.close("ty")
+    staged_rows.close(bench.core.staging, "ty")
     assert bench.core.bounds(*TIMER_QUEUE) == (0, 4)
     with pytest.raises(MessageNotFound, match="under way"):
         bench.store.read_at(place)

@@ -20,8 +20,7 @@ from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.files.file_calls import replaced as replaced_calls
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import Record, encode
-from raymq.storage.tables.staged_chunk import StagedChunk
-from raymq.storage.tables.staged_records import ChunkEntry
+from raymq.storage.tables.staged_chunk import ChunkEntry, StagedChunk
 from tests import staged_rows
 from tests.unit.actors.bench import CONFIG, Bench
 
@@ -47,7 +46,9 @@ def row(body: bytes, queue_id: int = 0) -> bytes:
 
 def stage(bench: Bench, part: str, rows: list[bytes], number: int = 0, transaction: str = "tx") -> None:
     sizes = np.array([len(each) for each in rows], np.int32)
-    bench.core.staging.stage(transaction, part, number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+    staged_rows.stage(
+        bench.core.staging, transaction, part, number, ("t", 0), memoryview(b"".join(rows)), sizes, "home"
+    )
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_commit_of_many_parts_opens_no_file(bench: Bench) -> None:
         stage(bench, f"part{number}", [row(b"%d" % number)])
     counted = CountingFileCalls()
     with replaced_calls(counted):
-        assert sum(bench.core.staging.commit("tx", [f"part{number}" for number in range(60)], 60)) == 60
+        assert sum(staged_rows.commit(bench.core.staging, "tx", [f"part{number}" for number in range(60)], 60)) == 60
     assert sum(counted.calls.values()) <= 20
     assert bench.store.max_offset("t", 0, written=True) == 60
 
@@ -101,7 +102,7 @@ def test_each_commit_step_reads_one_chunk_at_most(bench: Bench, monkeypatch: pyt
 def test_unstaged_parts_are_not_in_the_decision(bench: Bench) -> None:
     for number in range(20):
         stage(bench, f"part{number}", [row(b"x")])
-    assert list(bench.core.staging.commit("tx", [f"none{number}" for number in range(5_000)])) == []
+    assert list(staged_rows.commit(bench.core.staging, "tx", [f"none{number}" for number in range(5_000)])) == []
     decided = bench.store.tables.staged.decided("tx")
     assert decided is not None
     assert decided.parts == ()
@@ -132,16 +133,16 @@ def test_commit_after_power_loss_walks_log_once(bench: Bench, monkeypatch: pytes
         stage(bench, f"part{number // 2}", each, number % 2)
     parts = [f"part{number}" for number in range(20)]
     other = row(b"of another one")
-    for number, _ in enumerate(bench.core.staging.commit("tx", parts, 200), 1):
+    for number, _ in enumerate(staged_rows.commit(bench.core.staging, "tx", parts, 200), 1):
         bench.core.append("t", 0, memoryview(other), np.array([len(other)], np.int32))
         if number >= through:
             break
     there = bench.store.max_offset("t", 0, written=True)
     lose_power(bench)
     places = record_walked_places(bench, monkeypatch)
-    assert sum(bench.core.staging.commit("tx", parts, 200)) == 200 - 5 * max(through, 1)
+    assert sum(staged_rows.commit(bench.core.staging, "tx", parts, 200)) == 200 - 5 * max(through, 1)
     assert len(places) <= there
-    bench.core.staging.close("tx")
+    staged_rows.close(bench.core.staging, "tx")
     expected = Counter(record[-1:] for each in rows for record in each)
     assert sum(expected.values()) == 200
     bodies = Counter(bench.bodies("t"))
@@ -154,12 +155,12 @@ def test_row_missing_in_log_causes_no_second_walk(bench: Bench, monkeypatch: pyt
         stage(bench, f"part{number}", [row(b"%d %d" % (number, each)) for each in range(5)])
     parts = [f"part{number}" for number in range(10)]
     for _ in range(2):
-        for _ in bench.core.staging.commit("tx", parts):
+        for _ in staged_rows.commit(bench.core.staging, "tx", parts):
             pass
         lose_power(bench)
     staged_rows.overwrite(bench.store, "tx", "part0", 0, b"0 3", b"0 8")  # as if this row were missing in the log
     places = record_walked_places(bench, monkeypatch)
-    sum(bench.core.staging.commit("tx", parts))
+    sum(staged_rows.commit(bench.core.staging, "tx", parts))
     assert len(places) <= 50
 
 
@@ -167,12 +168,12 @@ def test_each_log_search_step_reads_few_records(bench: Bench, monkeypatch: pytes
     for number in range(3):
         stage(bench, f"part{number}", [row(b"%d %d" % (number, each)) for each in range(1_000)])
     parts = [f"part{number}" for number in range(3)]
-    for _ in bench.core.staging.commit("tx", parts):
+    for _ in staged_rows.commit(bench.core.staging, "tx", parts):
         pass
     lose_power(bench)
     places = record_walked_places(bench, monkeypatch)
     seen = 0
-    for added in bench.core.staging.commit("tx", parts):
+    for added in staged_rows.commit(bench.core.staging, "tx", parts):
         assert added == 0
         assert len(places) - seen <= 128
         seen = len(places)
@@ -193,17 +194,17 @@ def test_commit_memory_does_not_grow_with_rows(tmp_path: Path, *, is_repeated: b
                 bench, "p", [row(b"%d %d " % (number, each) + b"." * 1_000) for each in range(100)], number, transaction
             )
         if is_repeated:
-            for _ in bench.core.staging.commit(transaction, ["p"]):
+            for _ in staged_rows.commit(bench.core.staging, transaction, ["p"]):
                 pass
             lose_power(bench)
         tracemalloc.start()
         try:
-            for _ in bench.core.staging.commit(transaction, ["p"]):
+            for _ in staged_rows.commit(bench.core.staging, transaction, ["p"]):
                 pass
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-            bench.core.staging.close(transaction)
+            staged_rows.close(bench.core.staging, transaction)
 
     peak(2)
     few, many = peak(4), peak(60)

@@ -9,6 +9,7 @@ import pytest
 
 from raymq.actors.broker.core.topic_manager import TopicChange
 from raymq.client import Message
+from tests import staged_rows
 from tests.unit.actors.bench import Bench, encoded
 
 
@@ -22,7 +23,9 @@ def staged(tmp_path: Path) -> Bench:
             rows = [Message("t", b"%d.%d.%d" % (queue_id, number, row)) for row in range(3)]
             records, sizes = encoded(*rows, queue_id=queue_id)
             part = f"part{queue_id}"
-            bench.core.staging.stage("write", part, number, ("t", queue_id), memoryview(records), np.array(sizes))
+            staged_rows.stage(
+                bench.core.staging, "write", part, number, ("t", queue_id), memoryview(records), np.array(sizes)
+            )
     return bench
 
 
@@ -34,11 +37,11 @@ def change(bench: Bench, reads: int, writes: int) -> None:
 
 
 def commit(bench: Bench) -> None:
-    for _ in bench.core.staging.commit("write", PARTS, 24):
+    for _ in staged_rows.commit(bench.core.staging, "write", PARTS, 24):
         pass
     bench.store.flush()
-    bench.core.staging.close("write")
-    assert bench.core.staging.missing("write") is None
+    staged_rows.close(bench.core.staging, "write")
+    assert bench.core.staging.table.missing("write") is None
 
 
 def rows_of(queue_id: int) -> list[bytes]:
@@ -68,7 +71,7 @@ def test_rows_stay_in_readable_queues(staged: Bench) -> None:
 def test_target_queue_is_decided_once(staged: Bench, chunks: int, later: int) -> None:
     """Check that each row is stored once, even if the topic changes between attempts."""
     change(staged, 2, 2)
-    attempt = staged.core.staging.commit("write", PARTS, 24)
+    attempt = staged_rows.commit(staged.core.staging, "write", PARTS, 24)
     for _ in range(chunks):
         next(attempt)
     attempt.close()
@@ -84,7 +87,7 @@ def test_target_queue_is_decided_once(staged: Bench, chunks: int, later: int) ->
 
 def test_rows_become_visible_together(staged: Bench) -> None:
     change(staged, 1, 1)
-    attempt = staged.core.staging.commit("write", PARTS, 24)
+    attempt = staged_rows.commit(staged.core.staging, "write", PARTS, 24)
     for _ in range(5):
         next(attempt)
     assert staged.store.max_offset("t", 0) == 0

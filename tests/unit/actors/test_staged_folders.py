@@ -18,6 +18,7 @@ from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records.record import encode
 from raymq.storage.staged_topic import STAGED_TOPIC
+from tests import staged_rows
 from tests.faulty_calls import FaultyCalls
 from tests.former_staged_rows import done_mark, move_to_folders
 from tests.unit.actors.bench import Bench
@@ -52,7 +53,7 @@ def stage(bench: Bench, transaction: str = "tx") -> None:
         rows = [row(body) for body in BODIES[ROWS * number : ROWS * (number + 1)]]
         sizes = np.array([*map(len, rows)], np.int32)
         records = memoryview(b"".join(rows))
-        bench.core.staging.stage(transaction, "p", number, ("t", 0), records, sizes, "home")
+        staged_rows.stage(bench.core.staging, transaction, "p", number, ("t", 0), records, sizes, "home")
 
 
 def leave(bench: Bench) -> None:
@@ -78,9 +79,9 @@ def open_killed(bench: Bench, point: str) -> None:
 
 
 def commit(bench: Bench) -> int:
-    added = sum(bench.core.staging.commit("tx", ["p"], CHUNKS * ROWS))
+    added = sum(staged_rows.commit(bench.core.staging, "tx", ["p"], CHUNKS * ROWS))
     bench.store.flush()
-    bench.core.staging.close("tx")
+    staged_rows.close(bench.core.staging, "tx")
     return added
 
 
@@ -94,7 +95,7 @@ def check_converted(bench: Bench) -> None:
 def test_folders_killed_in_conversion_lose_no_row(bench: Bench, through: int, point: str) -> None:
     """Cover a write that is undecided, and one whose commit was interrupted."""
     stage(bench)
-    steps = bench.core.staging.commit("tx", ["p"], CHUNKS * ROWS)
+    steps = staged_rows.commit(bench.core.staging, "tx", ["p"], CHUNKS * ROWS)
     for _ in range(through):
         next(steps)
     move_to_folders(bench.store)
@@ -113,7 +114,7 @@ def test_folders_killed_in_conversion_lose_no_row(bench: Bench, through: int, po
 def test_done_mark_after_log_end_stays_void(bench: Bench, point: str) -> None:
     """Guard against a log that has grown over the position, by the conversion itself, when it is repeated."""
     stage(bench)
-    assert next(bench.core.staging.commit("tx", ["p"], CHUNKS * ROWS)) == ROWS
+    assert next(staged_rows.commit(bench.core.staging, "tx", ["p"], CHUNKS * ROWS)) == ROWS
     root = move_to_folders(bench.store)
     for number in range(1, CHUNKS):
         (root / "tx" / f"p.{number:06d}.done").write_bytes(done_mark(bench.store.max_physical_offset + 100 * number))
@@ -128,8 +129,8 @@ def test_ends_of_finished_transactions_are_converted(bench: Bench) -> None:
     bench.store.tables.staged.move("tx", ("p", 0), ())
     assert commit(bench) == (CHUNKS - 1) * ROWS
     stage(bench, "dropped")
-    bench.core.staging.abort("dropped")
-    missing = bench.core.staging.missing("tx")
+    staged_rows.abort(bench.core.staging, "dropped")
+    missing = bench.core.staging.table.missing("tx")
     move_to_folders(bench.store)
     bench.crash()
     check_converted(bench)
@@ -137,7 +138,7 @@ def test_ends_of_finished_transactions_are_converted(bench: Bench) -> None:
         with pytest.raises(InvalidInput, match="decided"):
             stage(bench, name)
     assert missing is not None
-    assert (missing.rows, bench.core.staging.missing("tx")) == (ROWS, missing)
+    assert (missing.rows, bench.core.staging.table.missing("tx")) == (ROWS, missing)
     assert bench.core.staging.in_doubt.due_notifications() == {"home": ["tx"]}
 
 
@@ -166,12 +167,12 @@ def test_damaged_former_chunk_is_reported_missing(
 ) -> None:
     stage(bench)
     if is_decided:
-        assert next(bench.core.staging.commit("tx", ["p"], CHUNKS * ROWS)) == ROWS
+        assert next(staged_rows.commit(bench.core.staging, "tx", ["p"], CHUNKS * ROWS)) == ROWS
     damage(move_to_folders(bench.store) / "tx" / "p.000001.chunk")
     bench.crash()
     check_converted(bench)
     commit(bench)
-    found = bench.core.staging.missing("tx")
+    found = bench.core.staging.table.missing("tx")
     assert found is not None
     assert (found.rows, len(bench.bodies("t"))) == (missing, CHUNKS * ROWS - missing)
 
@@ -179,7 +180,7 @@ def test_damaged_former_chunk_is_reported_missing(
 def test_files_of_the_oldest_versions_are_converted(bench: Bench) -> None:
     """Their coordinator is a plain name, their decisions are shorter, and open attempts have no end."""
     stage(bench)
-    assert next(bench.core.staging.commit("tx", ["p"], CHUNKS * ROWS)) == ROWS
+    assert next(staged_rows.commit(bench.core.staging, "tx", ["p"], CHUNKS * ROWS)) == ROWS
     begin = bench.store.max_physical_offset
     bench.store.tables.staged.begin_attempt("tx", ("p", 1), begin)
     decided = bench.store.tables.staged.decided("tx")
@@ -191,7 +192,7 @@ def test_files_of_the_oldest_versions_are_converted(bench: Bench) -> None:
     intent = folder / "p.000001.intent"
     intent.write_bytes(intent.read_bytes()[:8])
     bench.crash()
-    assert bench.core.staging.home_of("tx") == "home"
+    assert bench.core.staging.table.coordinator_of("tx") == "home"
     chunk = bench.store.tables.staged.chunk("tx", ("p", 1))
     assert chunk is not None
     assert chunk.attempts == ((begin, begin),)

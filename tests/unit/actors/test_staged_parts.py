@@ -8,12 +8,19 @@ import msgpack
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.in_doubt_resolver import resolve_writes
+from raymq.actors.broker.staged_commits import resolve_writes
 from raymq.actors.errors import InvalidInput, ProtocolError
 from raymq.actors.request_limits import MAX_PARTS
 from raymq.actors.wire.commands import staged_write_commands as wire
-from raymq.actors.wire.commands.staged_parts import PARTS_PER_PIECE, parts_body, read_parts, read_parts_steps
-from raymq.actors.wire.commands.staged_write_commands import PartsInstruction, TransactionAction, TransactionReply
+from raymq.actors.wire.commands.staged_write_commands import (
+    PARTS_PER_PIECE,
+    PartsInstruction,
+    TransactionAction,
+    TransactionReply,
+    parts_body,
+    read_parts,
+    read_parts_steps,
+)
 from raymq.actors.wire.frame import Command, Serialization, decode, encode
 from tests.unit.actors.bench import Bench
 
@@ -94,7 +101,7 @@ def test_malformed_parts_are_refused(body: bytes) -> None:
 
 def test_instructions_have_at_most_max_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave further parts to a later request."""
-    monkeypatch.setattr("raymq.actors.broker.in_doubt_resolver.MAX_PARTS", 10)
+    monkeypatch.setattr("raymq.actors.broker.staged_commits.MAX_PARTS", 10)
     bench = Bench(tmp_path)
     core: BrokerCore = bench.core
     for transaction, count in (("t1", 6), ("t2", 6), ("t3", 4)):

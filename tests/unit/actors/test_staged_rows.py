@@ -15,6 +15,7 @@ from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
 from raymq.storage.store_paths import StorePaths
+from tests import staged_rows
 from tests.unit.actors.bench import Bench
 
 CHUNK = "part", 0
@@ -32,21 +33,21 @@ def test_equal_rows_are_neither_lost_nor_duplicated(tmp_path: Path, key: str | N
     bench.core.topics.create("t", 1)
     rows = [encode_row(b"%d" % (number // 2), key) for number in range(10)]  # each twice
     sizes = np.array([len(each) for each in rows], np.int32)
-    bench.core.staging.stage("write", "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
+    staged_rows.stage(bench.core.staging, "write", "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
     bench.store.tables.staged.begin_attempt("write", CHUNK, bench.store.max_physical_offset)
     # The commit stopped after `stored` rows; another producer's message with the same key was appended.
     others = [encode_row(b"somebody else's", key), *rows[:stored]]
     bench.core.append("t", 0, memoryview(b"".join(others)), np.array([len(each) for each in others], np.int32))
     bench.crash()
-    assert list(bench.core.staging.commit("write", ["part"])) == [10 - stored]
-    bench.core.staging.close("write")
+    assert list(staged_rows.commit(bench.core.staging, "write", ["part"])) == [10 - stored]
+    staged_rows.close(bench.core.staging, "write")
     assert sorted(bench.bodies("t")) == sorted([b"somebody else's", *(b"%d" % (number // 2) for number in range(10))])
     bench.store.close()
 
 
 def stage(bench: Bench, transaction: str, rows: list[bytes]) -> None:
     sizes = np.array([len(each) for each in rows], np.int32)
-    bench.core.staging.stage(transaction, "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
+    staged_rows.stage(bench.core.staging, transaction, "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -65,13 +66,13 @@ def test_equal_rows_of_two_transactions_are_kept_apart(tmp_path: Path, stored: i
         bench.crash()
     else:  # a disk error: the process continues
         table.fail_attempt("mine", CHUNK, bench.store.max_physical_offset)
-    for _ in bench.core.staging.commit("other", ["part"]):
+    for _ in staged_rows.commit(bench.core.staging, "other", ["part"]):
         bench.crash()  # before its close, so that this commit is repeated, too
         break
-    assert list(bench.core.staging.commit("mine", ["part"])) == [10 - stored]
-    assert list(bench.core.staging.commit("other", ["part"])) == []
-    bench.core.staging.close("other")
-    bench.core.staging.close("mine")
+    assert list(staged_rows.commit(bench.core.staging, "mine", ["part"])) == [10 - stored]
+    assert list(staged_rows.commit(bench.core.staging, "other", ["part"])) == []
+    staged_rows.close(bench.core.staging, "other")
+    staged_rows.close(bench.core.staging, "mine")
     assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % (number // 2) for number in range(10)])
     bench.store.close()
 
@@ -87,8 +88,8 @@ def test_repeatedly_interrupted_commit_stores_each_row_once(tmp_path: Path) -> N
             bench.core.append("t", 0, memoryview(b"".join(part)), np.array([*map(len, part)], np.int32))
         bench.crash()
         bench.core.append("t", 0, memoryview(rows[9]), np.array([len(rows[9])], np.int32))  # an equal row
-    assert list(bench.core.staging.commit("mine", ["part"])) == [3]
-    bench.core.staging.close("mine")
+    assert list(staged_rows.commit(bench.core.staging, "mine", ["part"])) == [3]
+    staged_rows.close(bench.core.staging, "mine")
     assert sorted(bench.bodies("t")) == sorted([*(b"%d" % (number // 2) for number in range(10)), b"4", b"4", b"4"])
     bench.store.close()
 
@@ -101,12 +102,12 @@ def test_refused_append_ends_its_attempt(tmp_path: Path) -> None:
     bench.store._writer._disk_checked_at = float("-inf")
     bench.store._writer._refuse_ratio = 0.0  # the disk is full
     with pytest.raises(StoreFull):
-        list(bench.core.staging.commit("mine", ["part"]))
+        list(staged_rows.commit(bench.core.staging, "mine", ["part"]))
     bench.store._writer._refuse_ratio = 1.1
     bench.store._writer._disk_checked_at = float("-inf")
     bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
-    assert list(bench.core.staging.commit("mine", ["part"])) == [3]
-    bench.core.staging.close("mine")
+    assert list(staged_rows.commit(bench.core.staging, "mine", ["part"])) == [3]
+    staged_rows.close(bench.core.staging, "mine")
     assert len(bench.bodies("t")) == 6
     bench.store.close()
 
@@ -143,11 +144,11 @@ def test_end_of_attempt_is_recorded_on_full_disk(tmp_path: Path, monkeypatch: py
     with contextlib.ExitStack() as context, monkeypatch.context() as patch:
         patch.setattr(staging, "_append", half)
         with pytest.raises(StoreFull):
-            list(staging.commit("mine", ["part"]))
+            list(staged_rows.commit(staging, "mine", ["part"]))
         patch.undo()
         bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
-    assert list(staging.commit("mine", ["part"])) == [5]
-    staging.close("mine")
+    assert list(staged_rows.commit(staging, "mine", ["part"])) == [5]
+    staged_rows.close(staging, "mine")
     assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % number for number in range(10)])
     bench.store.close()
 
@@ -161,9 +162,11 @@ def test_readers_see_all_or_no_rows_of_commit_across_crash(tmp_path: Path, dies_
     for number in range(4):
         rows = [encode_row(b"%d %d" % (number, n), None) for n in range(5)]
         sizes = np.array([*map(len, rows)], np.int32)
-        bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+        staged_rows.stage(
+            bench.core.staging, "mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home"
+        )
     bench.arrivals.clear()
-    for number, _ in enumerate(bench.core.staging.commit("mine", ["part"], 20)):
+    for number, _ in enumerate(staged_rows.commit(bench.core.staging, "mine", ["part"], 20)):
         assert bench.bodies("t") == [b"before"]
         assert bench.core.bounds("t", 0) == (0, 1)
         if number == dies_behind:
@@ -174,8 +177,9 @@ def test_readers_see_all_or_no_rows_of_commit_across_crash(tmp_path: Path, dies_
     bench.core.append("t", 0, memoryview(others), np.array([len(others)], np.int32))
     assert bench.bodies("t") == [b"before"]
     assert bench.arrivals == []
-    assert sum(bench.core.staging.commit("mine", ["part"], 20)) == (0 if dies_behind is None else 5 * (3 - dies_behind))
-    bench.core.staging.close("mine")
+    added = sum(staged_rows.commit(bench.core.staging, "mine", ["part"], 20))
+    assert added == (0 if dies_behind is None else 5 * (3 - dies_behind))
+    staged_rows.close(bench.core.staging, "mine")
     assert len(bench.bodies("t")) == len(set(bench.bodies("t"))) == 22
     assert bench.arrivals == [("t", 0)]
     bench.crash()
@@ -189,19 +193,20 @@ def test_begun_commit_hides_unwritten_queue_after_crash(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     rows = encode_row(b"mine", None)
-    bench.core.staging.stage("mine", "part", 0, ("t", 0), memoryview(rows), np.array([len(rows)], np.int32), "home")
-    _, keep = bench.core.staging.begin("mine", ["part"], 1, bench.core.staging.plan("mine", ["part"]))
-    keep()
+    staged_rows.stage(
+        bench.core.staging, "mine", "part", 0, ("t", 0), memoryview(rows), np.array([len(rows)], np.int32), "home"
+    )
+    staged_rows.begin(bench.core.staging, "mine", ["part"], 1)
     bench.crash()
     others = encode_row(b"somebody else's", None)
     bench.core.append("t", 0, memoryview(others), np.array([len(others)], np.int32))
     assert bench.core.bounds("t", 0) == (0, 0)
-    steps = bench.core.staging.commit("mine", ["part"], 1)
+    steps = staged_rows.commit(bench.core.staging, "mine", ["part"], 1)
     assert next(steps) == 1
     assert bench.core.bounds("t", 0) == (0, 0)
     bench.crash()
-    assert sum(bench.core.staging.commit("mine", ["part"], 1)) == 0
-    bench.core.staging.close("mine")
+    assert sum(staged_rows.commit(bench.core.staging, "mine", ["part"], 1)) == 0
+    staged_rows.close(bench.core.staging, "mine")
     assert bench.bodies("t") == [b"somebody else's", b"mine"]
     bench.store.close()
 
@@ -213,9 +218,9 @@ def test_commit_without_read_barrier_is_partly_visible(tmp_path: Path, monkeypat
     for number in range(2):
         rows = [encode_row(b"%d %d" % (number, n), None) for n in range(5)]
         sizes = np.array([*map(len, rows)], np.int32)
-        bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes)
+        staged_rows.stage(bench.core.staging, "mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes)
     monkeypatch.setattr(bench.store.read_barrier, "block", lambda *_, **__: {})
-    assert [len(bench.bodies("t")) for _ in bench.core.staging.commit("mine", ["part"])] == [5, 10]
+    assert [len(bench.bodies("t")) for _ in staged_rows.commit(bench.core.staging, "mine", ["part"])] == [5, 10]
     bench.store.close()
 
 
@@ -226,14 +231,14 @@ def test_bit_flip_in_decision_loses_no_row(tmp_path: Path) -> None:
     for part in ("part1", "part2"):
         rows = [encode_row(b"%s %d" % (part.encode(), number), None) for number in range(5)]
         sizes = np.array([len(each) for each in rows], np.int32)
-        bench.core.staging.stage("write", part, 0, ("t", 0), memoryview(b"".join(rows)), sizes)
-    assert next(bench.core.staging.commit("write", ["part1", "part2"], 10)) == 5
+        staged_rows.stage(bench.core.staging, "write", part, 0, ("t", 0), memoryview(b"".join(rows)), sizes)
+    assert next(staged_rows.commit(bench.core.staging, "write", ["part1", "part2"], 10)) == 5
     path = max((bench.directory / "raymq" / "state").glob("journal-*"))
     content = bytearray(path.read_bytes())
     content[content.rindex(b"part2") + 4] ^= 1  # in the second copy of the decision
     path.write_bytes(content)
     bench.crash()
-    list(bench.core.staging.commit("write", ["part1", "part2"], 10))
-    bench.core.staging.close("write")
+    list(staged_rows.commit(bench.core.staging, "write", ["part1", "part2"], 10))
+    staged_rows.close(bench.core.staging, "write")
     assert len(bench.bodies("t")) == 10
     bench.store.close()

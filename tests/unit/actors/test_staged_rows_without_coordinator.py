@@ -13,14 +13,15 @@ from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.storage.records.record import encode
+from tests import staged_rows
 from tests.staged_rows import open_transactions
 from tests.unit.actors.bench import Bench
 
 
 def stage(bench: Bench, transaction: str, coordinator: str) -> None:
     row = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
-    bench.core.staging.stage(
-        transaction, "p", 0, ("t", 0), memoryview(row), np.array([len(row)], np.int32), coordinator
+    staged_rows.stage(
+        bench.core.staging, transaction, "p", 0, ("t", 0), memoryview(row), np.array([len(row)], np.int32), coordinator
     )
 
 
@@ -36,10 +37,10 @@ def sweep(bench: Bench) -> None:
 def test_abandoned_rows_of_unknown_coordinator_are_dropped(tmp_path: Path, *, restarted: bool) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    bench.core.homes.add_brokers(["away", "gone"])
+    bench.core.coordinators.merge((), ["away", "gone"])
     for coordinator in ("ghost", "away", "gone", bench.core.name):
         stage(bench, f"of-{coordinator}", coordinator)
-    bench.core.homes.forget("gone")
+    bench.core.coordinators.forget("gone")
     every = {"of-ghost", "of-away", "of-gone", f"of-{bench.core.name}"}
     if restarted:
         bench.crash()
@@ -58,23 +59,23 @@ def test_begun_commit_finishes_without_its_coordinator(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     stage(bench, "begun", "ghost")
-    steps = bench.core.staging.commit("begun", {"p": 1}, 1)
+    steps = staged_rows.commit(bench.core.staging, "begun", {"p": 1}, 1)
     next(steps)
     sweep(bench)
     bench.elapsed.now += 2 * TRANSACTION_TIMEOUT_SECONDS
     sweep(bench)
     assert list(steps) == []
-    bench.core.staging.close("begun")
+    staged_rows.close(bench.core.staging, "begun")
     assert bench.bodies("t") == [b"row"]
 
 
 def test_only_known_brokers_are_coordinators(tmp_path: Path) -> None:
-    homes = Bench(tmp_path).core.homes
-    homes.check_known("broker-a")
+    directory = Bench(tmp_path).core.coordinators
+    directory.check_known("broker-a")
     with pytest.raises(BrokerUnavailable, match="ghost"):
-        homes.check_known("ghost")
-    homes.add_brokers(["ghost"])
-    homes.check_known("ghost")
+        directory.check_known("ghost")
+    directory.merge((), ["ghost"])
+    directory.check_known("ghost")
     for name in ("", "a/b", "x" * 200):
         with pytest.raises(InvalidInput):
-            homes.check_known(name)
+            directory.check_known(name)

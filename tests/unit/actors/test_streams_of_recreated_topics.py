@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raymq.actors.wire.commands.stream_plan_commands import QueueBounds, TopicBounds
-from raymq.spark_bridge.batch_planner import StreamBroken, next_plan, verify_plan
+from raymq.spark_bridge.batch_plan import StreamBroken, next_plan, verify_plan
 from raymq.storage.records.record import encode
 from raymq.storage.tables import deleted_topics
 from tests.unit.actors.bench import CONFIG, Bench

@@ -23,8 +23,8 @@ from raymq.client.timestamps import (
     shown,
 )
 from raymq.cluster.output import format_value
-from raymq.spark_bridge.delivery_columns import delivery_times
 from raymq.spark_bridge.offset_ranges import check_position
+from raymq.spark_bridge.row_staging import delivery_times
 from raymq.spark_bridge.source.source_options import read_options
 
 MILLISECONDS = 1_764_300_000_000

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from raymq.actors.wire.commands.stream_plan_commands import QueueBounds, TopicBounds
 from raymq.client import MessageQueue
 from raymq.client.errors import RayMQError
-from raymq.spark_bridge.batch_plan import BatchPlan, RunEnd
-from raymq.spark_bridge.batch_planner import StreamBroken, allocate_messages, next_plan, rotation_after, verify_plan
+from raymq.spark_bridge.batch_plan import (
+    BatchPlan,
+    RunEnd,
+    StreamBroken,
+    allocate_messages,
+    next_plan,
+    rotation_after,
+    verify_plan,
+)
 
 A0, A1, B0 = (MessageQueue("t", f"broker-{broker}", number) for broker, number in (("a", 0), ("a", 1), ("b", 0)))
 U0 = MessageQueue("u", "broker-a", 0)

@@ -16,8 +16,7 @@ from raymq.actors.request_limits import PART_BYTES
 from raymq.actors.sending.sender import queue_of_sharding_key
 from raymq.client import MessageQueue
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.chunk_builder import ChunkBuilder, RecordChunk
-from raymq.spark_bridge.key_partitioner import NO_KEY, queues_for_keys
+from raymq.spark_bridge.row_staging import NO_KEY, ChunkBuilder, RecordChunk, queues_for_keys
 from raymq.storage.records import record
 
 QUEUES = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(3)]

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark")
 from rich.console import Console
 
 from raymq.client.errors import BrokerUnavailable
-from raymq.spark_bridge import stream_progress_bars
-from raymq.spark_bridge.stream_progress_bars import QueryPosition, StreamProgressBars
+from raymq.spark_bridge import progress_bars
+from raymq.spark_bridge.progress_bars import QueryPosition, StreamProgressBars
 from tests.polling import poll_until
 
 
@@ -41,7 +41,7 @@ class Streams:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    monkeypatch.setattr(stream_progress_bars, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(progress_bars, "_STREAM_POLL_SECONDS", 0.01)
     return Streams()
 
 
@@ -91,13 +91,13 @@ def test_line_survives_a_restart_and_closes_at_query_end() -> None:
     assert streams.bars.refresh()
     display = streams.bars._progress
     streams.at["totals"] = None
-    for _ in range(stream_progress_bars._MAX_MISSED - 1):
+    for _ in range(progress_bars._MAX_MISSED - 1):
         assert streams.bars.refresh()
     streams.at["totals"] = QueryPosition("q1", 10, 10)
     assert streams.bars.refresh()
     assert streams.bars._progress is display
     streams.at["totals"] = None
-    for _ in range(stream_progress_bars._MAX_MISSED):
+    for _ in range(progress_bars._MAX_MISSED):
         assert streams.bars.refresh()
     assert streams.bars._progress is None
     assert streams.last("totals") == (5, 5)

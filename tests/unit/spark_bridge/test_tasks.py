@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from raymq.client import MessageQueue, RayMQError
-from raymq.client.bulk.read_spec import ReadFence, ReadSpec
-from raymq.spark_bridge import worker_tasks
-from raymq.spark_bridge.envelope import ENVELOPE, envelope_column
+from raymq.client.bulk.range_reader import ReadFence, ReadSpec
+from raymq.spark_bridge import fetch_ranges, row_staging
+from raymq.spark_bridge.fetch_ranges import ENVELOPE, FetchRanges, envelope_column
 from raymq.spark_bridge.offset_ranges import OffsetRange, split_ranges
-from raymq.spark_bridge.worker_tasks import FetchRanges, StageRows
+from raymq.spark_bridge.row_staging import StageRows
 from raymq.storage.records import record
 from raymq.storage.records.record_table import records_from_table, table_from_records
 from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
@@ -54,7 +54,7 @@ class FakeReader:
 
 
 def fetch(monkeypatch: pytest.MonkeyPatch, reader: type[FakeReader], numbers: list[int]) -> list[dict[str, Any]]:
-    monkeypatch.setattr(worker_tasks, "RangeReader", reader)
+    monkeypatch.setattr(fetch_ranges, "RangeReader", reader)
     names = (*ENVELOPE, "body")
     columns = [envelope_column(message_table(A, 0, 1), name).type for name in ENVELOPE]
     schema = pa.schema(list(zip(names, [*columns, pa.binary()], strict=True)))
@@ -82,7 +82,7 @@ def test_columns_of_nulls_within_lists_are_read(monkeypatch: pytest.MonkeyPatch)
         def decode(self, bodies: pa.Array, _: pa.Array) -> list[pa.Array]:
             return [pa.array([[None, None]] * len(bodies), pa.list_(pa.null())), bodies]
 
-    monkeypatch.setattr(worker_tasks, "RangeReader", FakeReader)
+    monkeypatch.setattr(fetch_ranges, "RangeReader", FakeReader)
     task = FetchRanges(
         ("host:1",), (OffsetRange(A, 0, 3),), pa.schema([("v", pa.list_(pa.null()))]), cast("Any", Decoder())
     )
@@ -124,11 +124,11 @@ class FakeWriter:
         records: Any,
         sizes: Any,
         *,
-        home: str,
+        coordinator: str,
         delayed: bool,
     ) -> None:
         assert not delayed
-        assert home == "home"
+        assert coordinator == "home"
         assert len(records) <= 8 << 20
         starts = (np.cumsum(sizes) - sizes).tolist()
         bodies = [record.decode(records, start).body for start in starts]
@@ -139,10 +139,10 @@ def test_rows_are_staged_and_counted_by_broker(monkeypatch: pytest.MonkeyPatch) 
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
-    monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
+    monkeypatch.setattr(row_staging, "StagedWriter", Writer)
     bodies = [bytes([n]) * (1 << 20) for n in range(10)]
     batch = pa.RecordBatch.from_arrays([pa.array(bodies)], names=["body"])
-    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",), home="home")))
+    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",), coordinator="home")))
     (result,) = task(iter([batch, batch.slice(9)]))
     assert [body for *_, chunk in Writer.staged for body in chunk] == [*bodies, bodies[9]]
     assert [(transaction, number) for transaction, _, number, *_ in Writer.staged] == [("tx", n) for n in range(4)]
@@ -187,9 +187,9 @@ def test_chunks_of_rows_of_any_size_fit_broker_limits(
             assert len(records) <= 4 << 20 or len(sizes) == 1
             sizes_of_chunks.append(len(records))
 
-    monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
+    monkeypatch.setattr(row_staging, "StagedWriter", Writer)
     rows = pa.RecordBatch.from_pydict(batch)
-    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch), home="home")(iter([rows]))
+    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch), coordinator="home")(iter([rows]))
     bodies = [body for *_, chunk in Writer.staged for body in chunk]
     assert bodies == [msgpack.packb(row) if isinstance(row, dict) else row for row in batch["body"].to_pylist()]
     assert result.column("rows").to_pylist() == [rows.num_rows]
@@ -201,8 +201,8 @@ def test_empty_input_stages_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
-    monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
-    (result,) = StageRows(("host:1",), "tx", (A,), ("body",), home="home")(iter([]))
+    monkeypatch.setattr(row_staging, "StagedWriter", Writer)
+    (result,) = StageRows(("host:1",), "tx", (A,), ("body",), coordinator="home")(iter([]))
     assert (result.num_rows, Writer.staged) == (0, [])
 
 

@@ -1,4 +1,4 @@
-"""Test that the coordinator table keeps the first coordinator of a key over restarts."""
+"""Test that coordinators and known brokers are kept over restarts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from raymq.storage.errors import InvalidInput, StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.coordinator_table import MAX_KEY_LENGTH, CoordinatorTable
+from raymq.storage.tables.coordinator_table import MAX_KEY_LENGTH, CoordinatorTable, KnownBrokers
 from tests.full_disk import FullDisk
 from tests.state_journals import open_table
 
@@ -38,7 +38,7 @@ def test_key_may_be_any_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "home"),
+    ("kind", "key", "coordinator"),
     [
         ("", "k", "a"),
         ("../x", "k", "a"),
@@ -49,10 +49,10 @@ def test_key_may_be_any_text(tmp_path: Path) -> None:
         ("k", "x", "a/b"),
     ],
 )
-def test_invalid_kind_key_or_broker_is_refused(tmp_path: Path, kind: str, key: str, home: str) -> None:
+def test_invalid_kind_key_or_broker_is_refused(tmp_path: Path, kind: str, key: str, coordinator: str) -> None:
     with pytest.raises(InvalidInput):
-        open_table(tmp_path, CoordinatorTable()).remember(kind, key, home)
-    assert open_table(tmp_path, CoordinatorTable()).page("", 10).homes == []
+        open_table(tmp_path, CoordinatorTable()).remember(kind, key, coordinator)
+    assert open_table(tmp_path, CoordinatorTable()).page("", 10).entries == []
 
 
 def test_entries_beyond_the_limit_are_refused(tmp_path: Path) -> None:
@@ -72,3 +72,47 @@ def test_full_disk_refuses_a_coordinator(tmp_path: Path) -> None:
         assert each.find("k", "1") is None
     assert table.remember("k", "1", "b") == "b"
     assert open_table(tmp_path, CoordinatorTable()).find("k", "1") == "b"
+
+
+def test_known_brokers_and_sync_flags_survive_restarts(tmp_path: Path) -> None:
+    brokers = open_table(tmp_path, KnownBrokers())
+    assert brokers.known == {}
+    brokers.add(["broker-a", "broker-b"], synced=False)
+    brokers.add(["broker-b"], synced=True)
+    brokers.add(["broker-b", "broker-c"], synced=False)
+    assert (
+        brokers.known
+        == open_table(tmp_path, KnownBrokers()).known
+        == {"broker-a": False, "broker-b": True, "broker-c": False}
+    )
+    brokers.forget("broker-b")
+    brokers.forget("nobody")
+    assert brokers.known == open_table(tmp_path, KnownBrokers()).known == {"broker-a": False, "broker-c": False}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\0", "x" * 128])
+def test_invalid_broker_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput):
+        open_table(tmp_path, KnownBrokers()).add([name], synced=True)
+    assert open_table(tmp_path, KnownBrokers()).known == {}
+
+
+def test_brokers_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+    brokers = open_table(tmp_path, KnownBrokers(most=2))
+    brokers.add(["a", "b"], synced=False)
+    with pytest.raises(InvalidInput, match="at most 2"):
+        brokers.add(["c"], synced=False)
+    brokers.add(["b"], synced=True)
+    assert brokers.known == {"a": False, "b": True}
+
+
+def test_full_disk_refuses_brokers_and_keeps_the_others(tmp_path: Path) -> None:
+    brokers = open_table(tmp_path, KnownBrokers())
+    brokers.add(["broker-a"], synced=True)
+    with replaced(FullDisk(0)):
+        with pytest.raises(StoreFull):
+            brokers.add(["broker-b"], synced=True)
+        with pytest.raises(StoreFull):
+            brokers.forget("broker-a")
+    for each in (brokers, open_table(tmp_path, KnownBrokers())):
+        assert each.known == {"broker-a": True}

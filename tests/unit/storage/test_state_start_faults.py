@@ -17,8 +17,7 @@ from raymq.storage.journal.journal_files import journal_path
 from raymq.storage.journal.journaled_table import JournaledTable
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.store import Store
-from raymq.storage.tables.coordinator_table import CoordinatorTable
-from raymq.storage.tables.known_brokers import KnownBrokers
+from raymq.storage.tables.coordinator_table import CoordinatorTable, KnownBrokers
 from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.stream_plan_store import MAX_QUERIES, StreamPlanStore
 from raymq.storage.tables.topic_config import TopicConfig
@@ -59,7 +58,7 @@ def test_refused_write_in_first_start_loses_no_table(tmp_path: Path, nth: int) -
 
 RETRIES: dict[str, tuple[Callable[[], JournaledTable], Callable[..., object]]] = {
     "coordinator": (CoordinatorTable, lambda table: table.remember("stream", "key", "broker-a")),
-    "broker": (KnownBrokers, lambda table: table.add(["broker-a"], met=True)),
+    "broker": (KnownBrokers, lambda table: table.add(["broker-a"], synced=True)),
     "plan": (StreamPlanStore, lambda table: table.put("s", "q", 0, b"plan")),
 }
 
@@ -139,7 +138,7 @@ def test_refused_event_is_cut_on_disk_and_before_close(tmp_path: Path) -> None:
     """A sync of another thread may have taken the event to the disk before it was refused."""
     brokers = KnownBrokers()
     journal = journal_of(tmp_path, brokers)
-    brokers.add(["broker-a"], met=True)
+    brokers.add(["broker-a"], synced=True)
     length = journal_path(tmp_path, 1).stat().st_size
 
     def refuse() -> None:

@@ -7,6 +7,7 @@ What is in it, in the order to read it:
     idempotence, producer_state_journal: the state of idempotent producers, in memory and on disk.
     partial_batch: complete a batch of which a crash left only a part.
     staged_transaction_writer: the records that wait for a commit; staged_chunk_log: where they wait in the log.
+    staged_commit: append them when the commit is decided.
     staged_folders: convert the staged rows of format 2.
     commit_deduplicator: find the rows of a commit that are in the log already.
     staged_delays: staged records that wait for a delay after their commit.

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import MIN_RECORD_BYTES, Record, decode
@@ -38,6 +37,9 @@ _Key = tuple[str, int, bytes]
 _Attempt = tuple[int, int | None]
 _Place = tuple[int, int]
 _TopicQueue = tuple[str, int]
+_T = TypeVar("_T")
+#: A computation that yields 0 between its steps, as `StagedCommit.append` does while no record is added.
+_Search = Generator[int, None, _T]
 _Walk = Callable[[int], Iterator[Record | DamagedRange]]
 
 
@@ -87,50 +89,38 @@ class CommitDeduplicator:
         self._log_end = log_end
         self._topics = topics
         self._ends = ends
-        self._told = on_damage
-        self._stretches: dict[_Place, _LogRange] = {}
+        self._on_damage = on_damage
+        self._ranges: dict[_Place, _LogRange] = {}
 
-    def claim(self, chunk: StagedChunk, places: Collection[_Attempt]) -> Steps[None]:
-        """Claim the rows of a stored chunk, so that no other chunk finds them.
-
-        Only the given parts of the log are searched.
-        """
-        yield from self.missing(chunk, places)
-
-    def missing(self, chunk: StagedChunk, places: Collection[_Attempt]) -> Steps[UnstoredRows]:
+    def missing(self, chunk: StagedChunk, places: Collection[_Attempt]) -> _Search[UnstoredRows]:
         """Return the rows of a chunk that these parts of the log lack.
 
         The rows that are found count as this chunk's: no other chunk finds them again. The same holds for rows that may
         lie in a damaged range.
         """
         keys: list[_Key | None] = []
-        found, stretches = yield from self._claimed(_noted(_keys_of(chunk), keys), places)
-        doubts = [each.doubts for each in stretches if each.doubts.bytes]
-        return _without(chunk, keys, found, doubts) if found or doubts else all_rows(chunk)
-
-    def _claimed(
-        self, keys: Iterator[tuple[_Key | None, int]], places: Collection[_Attempt]
-    ) -> Steps[tuple[Counter[_Key], list[_LogRange]]]:
         wanted: Counter[_Key] = Counter()
         work = 0
-        for key, size in keys:
+        for key, size in _keys_of(chunk):
             if work >= _BYTES_A_STEP:
                 work = 0
-                yield None
+                yield 0
+            keys.append(key)
             if key is not None:
                 wanted[key] += 1
             work += _BYTES_A_STEP // _RECORDS_A_STEP + size
         found: Counter[_Key] = Counter()
-        stretches: list[_LogRange] = []
+        ranges: list[_LogRange] = []
         for begin, end in places:
             place = begin, self._log_end if end is None else end
-            stretch = self._stretches.get(place)
-            if stretch is None:
-                doubts = _UncertainRange(self._ends[1] if begin == self._ends[0] else {})
-                stretch = self._stretches[place] = _LogRange(self._walk, place, self._topics, doubts, self._told)
-            stretches.append(stretch)
-            yield from stretch.claim(wanted, found)
-        return found, stretches
+            log_range = self._ranges.get(place)
+            if log_range is None:
+                damaged = _UncertainRange(self._ends[1] if begin == self._ends[0] else {})
+                log_range = self._ranges[place] = _LogRange(self._walk, place, self._topics, damaged, self._on_damage)
+            ranges.append(log_range)
+            yield from log_range.claim(wanted, found)
+        uncertain = [each.uncertain for each in ranges if each.uncertain.bytes]
+        return _without(chunk, keys, found, uncertain) if found or uncertain else all_rows(chunk)
 
 
 class _UncertainRange:
@@ -189,18 +179,18 @@ class _LogRange:
         walk: _Walk,
         place: _Place,
         topics: Collection[str],
-        doubts: _UncertainRange,
+        uncertain: _UncertainRange,
         on_damage: Callable[[DamagedRange], None],
     ) -> None:
         self._walk = walk
         self._position, self._end = place
         self._topics = topics
-        self.doubts = doubts
-        self._told = on_damage
+        self.uncertain = uncertain
+        self._on_damage = on_damage
         self._damaged_to = -1
         self._unclaimed: Counter[_Key] = Counter()
 
-    def claim(self, wanted: Counter[_Key], found: Counter[_Key]) -> Steps[None]:
+    def claim(self, wanted: Counter[_Key], found: Counter[_Key]) -> _Search[None]:
         """Move the rows that are found here from `wanted` to `found`.
 
         Reading continues where the last call stopped.
@@ -212,13 +202,13 @@ class _LogRange:
         begun = False
         while wanted and self._position < self._end:
             if begun:
-                yield None
+                yield 0
             begun = True
             if not self._look(wanted, found):
                 break
         # The rows of later chunks lie after those of this one. After damage this does not hold: the last row that was
         # found may be an equal one of a later chunk.
-        if begun and not wanted and not self.doubts.bytes:
+        if begun and not wanted and not self.uncertain.bytes:
             self._unclaimed.clear()
 
     def _look(self, wanted: Counter[_Key], found: Counter[_Key]) -> bool:
@@ -241,8 +231,8 @@ class _LogRange:
             self._position += record.size
             work += record.size
             if record.topic in self._topics:
-                self.doubts.seen((record.topic, record.queue_id), record.queue_offset)
-                key = record.topic, record.queue_id, _sense(record)
+                self.uncertain.seen((record.topic, record.queue_id), record.queue_offset)
+                key = record.topic, record.queue_id, _hash_of(record)
                 if key in wanted:
                     _move(key, 1, wanted, found)
                 else:
@@ -254,9 +244,9 @@ class _LogRange:
     def _pass(self, damage: DamagedRange) -> int:
         """Skip a damaged range and return its size in bytes; report it only once."""
         if damage.begin != self._damaged_to:
-            self._told(damage)
+            self._on_damage(damage)
         self._position = self._damaged_to = damage.end
-        self.doubts.bytes += min(damage.end, self._end) - damage.begin
+        self.uncertain.bytes += min(damage.end, self._end) - damage.begin
         return damage.end - damage.begin
 
 
@@ -264,16 +254,9 @@ def _keys_of(chunk: StagedChunk) -> Iterator[tuple[_Key | None, int]]:
     """Yield the key of each row, None if it is unreadable, and the row's size."""
     position = 0
     for size in chunk.sizes.tolist():
-        sense = _sense_of(chunk.records, position)
-        yield None if sense is None else (chunk.topic, chunk.queue_id, sense), size
+        content_hash = _hash_at(chunk.records, position)
+        yield None if content_hash is None else (chunk.topic, chunk.queue_id, content_hash), size
         position += size
-
-
-def _noted(keys: Iterator[tuple[_Key | None, int]], noted: list[_Key | None]) -> Iterator[tuple[_Key | None, int]]:
-    """Yield the same items, and append their keys to `noted`."""
-    for key, size in keys:
-        noted.append(key)
-        yield key, size
 
 
 def _move(key: _Key, count: int, wanted: Counter[_Key], found: Counter[_Key]) -> None:
@@ -288,7 +271,7 @@ def _take(key: _Key, count: int, counted: Counter[_Key]) -> None:
 
 
 def _without(
-    chunk: StagedChunk, keys: Collection[_Key | None], found: Counter[_Key], doubts: Sequence[_UncertainRange]
+    chunk: StagedChunk, keys: Collection[_Key | None], found: Counter[_Key], uncertain: Sequence[_UncertainRange]
 ) -> UnstoredRows:
     remaining: list[memoryview] = []
     numbers: list[int] = []
@@ -297,7 +280,7 @@ def _without(
     for number, (key, size) in enumerate(zip(keys, chunk.sizes.tolist(), strict=True)):
         if key is not None and found[key]:
             found[key] -= 1
-        elif key is not None and any(each.take(topic_queue, size) for each in doubts):
+        elif key is not None and any(each.take(topic_queue, size) for each in uncertain):
             undecided.append(number)
         else:
             numbers.append(number)
@@ -307,7 +290,7 @@ def _without(
     return UnstoredRows(replace(chunk, records=memoryview(b"".join(remaining)), sizes=sizes), numbers, undecided)
 
 
-def _sense(record: Record) -> bytes:
+def _hash_of(record: Record) -> bytes:
     """Return a 16-byte hash of a record's body and properties.
 
     Its unique key alone would not suffice, because some senders omit it.
@@ -316,12 +299,12 @@ def _sense(record: Record) -> bytes:
     return hashlib.blake2b(record.body + properties, digest_size=16).digest()
 
 
-def _sense_of(records: memoryview, position: int) -> bytes | None:
+def _hash_at(records: memoryview, position: int) -> bytes | None:
     """Return the hash of the record at `position`, or None if it is damaged.
 
     A damaged row is not searched for; its append then raises the error.
     """
     try:
-        return _sense(decode(records, position))
+        return _hash_of(decode(records, position))
     except StoreCorrupt:
         return None

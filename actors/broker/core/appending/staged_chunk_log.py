@@ -17,13 +17,16 @@ from raymq.storage.records.record import decode
 from raymq.storage.staged_topic import STAGED_QUEUE
 from raymq.storage.store import Store
 from raymq.storage.tables.staged_chunk import (
+    ChunkEntry,
+    ChunkKey,
+    Places,
     StagedChunk,
     chunk_name,
     decode_chunk,
     encode_pieces,
     is_piece_of,
 )
-from raymq.storage.tables.staged_records import ChunkEntry, ChunkKey, Places, StagedRecords
+from raymq.storage.tables.staged_records import StagedRecords
 
 #: The length of the records in the log, in bytes, unless its files are small.
 _PIECE_BYTES: Final = 1 << 20

@@ -37,19 +37,23 @@ from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.mirrored_file import decode_mirrored
-from raymq.storage.tables.staged_chunk import chunk_name, decode_chunk, decode_header
-from raymq.storage.tables.staged_records import (
-    ABORTED,
-    COMMITTED,
+from raymq.storage.tables.staged_chunk import (
     Attempt,
     ChunkEntry,
     ChunkKey,
-    CommitDecision,
     MissingRows,
     Places,
+    chunk_name,
+    clamped_progress,
+    decode_chunk,
+    decode_header,
+)
+from raymq.storage.tables.staged_records import (
+    ABORTED,
+    COMMITTED,
+    CommitDecision,
     StagedRecords,
     clamped_commit,
-    clamped_progress,
     read_decision,
 )
 
@@ -97,17 +101,17 @@ def _chunks_in(folder: Path) -> Iterator[tuple[ChunkKey, Path]]:
 
 def _take_over(folder: Path, table: StagedRecords, bounds: RecoveryBounds) -> None:
     """Record a transaction in the table, without the places of its chunks."""
-    names, home = set(fileutil.names_in(folder)), _home(folder / "home")
+    names, coordinator = set(fileutil.names_in(folder)), _home(folder / "home")
     if COMMITTED in names:
-        table.take_over_end(folder.name, home, COMMITTED, _missing(folder / COMMITTED))
+        table.take_over_end(folder.name, coordinator, COMMITTED, _missing(folder / COMMITTED))
     elif ABORTED in names:
-        table.take_over_end(folder.name, home, ABORTED, None)
+        table.take_over_end(folder.name, coordinator, ABORTED, None)
     else:
         chunks = [chunk for key, path in _chunks_in(folder) if (chunk := _chunk(key, path)) is not None]
         commit = _commit(folder / "commit", chunks)
         is_decided = commit is not None
         clamped = [clamped_progress(chunk, bounds, is_decided=is_decided) for chunk in chunks]
-        table.take_over(folder.name, home, clamped, None if commit is None else clamped_commit(commit, bounds))
+        table.take_over(folder.name, coordinator, clamped, None if commit is None else clamped_commit(commit, bounds))
 
 
 def _append_chunks(taken: Path, store: Store, table: StagedRecords, log: StagedChunkLog) -> None:
@@ -231,6 +235,6 @@ def _commit(path: Path, chunks: list[ChunkEntry]) -> CommitDecision | None:
         topic_ids, uncertain_until, found, absent, cut = more + [{}, None, None, 0, {}][len(more) :]
         known = sum(chunk.rows for chunk in chunks if chunk.part in parts)
         absent = int(absent) + (0 if found is None else max(0, int(found) - known))
-        return read_decision(parts, ends, log_from, topic_ids, uncertain_until, absent, cut)
+        return read_decision([parts, ends, log_from, topic_ids, uncertain_until, absent, cut])
     except _ERRORS:
         return None

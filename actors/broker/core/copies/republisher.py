@@ -14,14 +14,14 @@ Copies are made and appended together. Only if that fails, halves are tried, unt
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from raymq.actors.broker.core.copies.record_copy import RecordAppender, join
 from raymq.actors.errors import OffsetOutOfRange, QueueNotFound, RayMQError, StoreCorrupt, StoreError
 from raymq.storage.records import message_id
 from raymq.storage.records.record import Record
-from raymq.storage.store import AppendResult, Store
+from raymq.storage.store import Store
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages, QuarantineEntry
 
 #: The names of the services in counters and log lines.
@@ -36,7 +36,7 @@ TRANSACTION: Final = "transaction"
 PURPOSES: Final = (LEVEL, RETRY, DEAD_LETTER, TIMER, REDRIVE, POP, STAGED, TRANSACTION)
 
 #: How many of the messages that are quarantined together are logged one by one.
-_TOLD: Final = 10
+_MAX_LOGGED: Final = 10
 #: A reason is cut to this length, as it may quote stored data.
 _MAX_REASON_CHARACTERS: Final = 300
 _log = logging.getLogger(__name__)
@@ -82,6 +82,12 @@ class PreparedCopy(NamedTuple):
     topic_queue: tuple[str, int]
 
 
+class CopyRefusal(NamedTuple):
+    """Why messages cannot be copied."""
+
+    reason: str
+
+
 class CopyRejected(Exception):
     """Raised if some of the items cannot be copied; `others` may still be."""
 
@@ -106,18 +112,18 @@ class Republisher:
     """
 
     def __init__(
-        self, store: Store, append: RecordAppender, aside: QuarantinedMessages, clock: Callable[[], float]
+        self, store: Store, append: RecordAppender, quarantined: QuarantinedMessages, clock: Callable[[], float]
     ) -> None:
         self._store = store
         self._append = append
-        self._aside = aside
+        self._quarantined = quarantined
         self._clock = clock
         host, _, port = store.config.store_host.rpartition(":")
         self._host = host, int(port)
 
     def read(
         self,
-        duty: CopyPurpose,
+        purpose: CopyPurpose,
         topic_queue: tuple[str, int],
         offset: int,
         count: int,
@@ -140,12 +146,12 @@ class Republisher:
         except Exception as error:  # noqa: BLE001 - as in `make`
             reason = rejection_reason(error)
             if count > 1 and not isinstance(error, StoreCorrupt):  # the error does not name the message
-                return self.read(duty, topic_queue, offset, 1, max_bytes, written=written)
-            self.quarantine(duty, [self.place(topic_queue, offset)], reason)
+                return self.read(purpose, topic_queue, offset, 1, max_bytes, written=written)
+            self.quarantine(purpose, [self.place(topic_queue, offset)], reason)
             return [], offset + 1
 
     def make(
-        self, duty: CopyPurpose, records: Iterable[Record], copy: Callable[[Record], tuple[bytes, tuple[str, int]]]
+        self, purpose: CopyPurpose, records: Iterable[Record], copy: Callable[[Record], tuple[bytes, tuple[str, int]]]
     ) -> list[PreparedCopy]:
         """Return the copies of records; quarantine the records that cannot be copied.
 
@@ -159,41 +165,32 @@ class Republisher:
             except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
                 refused.setdefault(rejection_reason(error), []).append(location_of(record))
         for reason, places in refused.items():
-            self.quarantine(duty, places, reason)
+            self.quarantine(purpose, places, reason)
         return copies
 
-    def store(
-        self,
-        duty: CopyPurpose,
-        copies: Sequence[PreparedCopy],
-        stored: Callable[[Sequence[PreparedCopy], AppendResult], None] = lambda _, __: None,
-    ) -> None:
-        """Append copies; call `stored` with the copies of each append.
+    def store(self, purpose: CopyPurpose, copies: Sequence[PreparedCopy]) -> Iterator[Sequence[PreparedCopy]]:
+        """Append copies, and yield those of each append; quarantine the messages of which none can be appended.
 
         There is one append, unless it fails for some of the copies.
         """
-        self.bisect_failures(
-            copies,
-            lambda part: self._append(*join([m.record for m in part]), *{m.topic_queue for m in part}, again=True),
-            stored,
-            lambda part, reason: self.quarantine(duty, [location_of(m.original) for m in part], reason),
-        )
 
-    def bisect_failures(
-        self,
-        items: _I,
-        copy: Callable[[_I], _R],
-        done: Callable[[_I, _R], None],
-        refused: Callable[[_I, str], None],
-    ) -> None:
+        def append(part: Sequence[PreparedCopy]) -> None:
+            self._append(*join([copy.record for copy in part]), *{copy.topic_queue for copy in part}, again=True)
+
+        for part, outcome in self.copy_each(copies, append):
+            if isinstance(outcome, CopyRefusal):
+                self.quarantine(purpose, [location_of(copy.original) for copy in part], outcome.reason)
+            else:
+                yield part
+
+    def copy_each(self, items: _I, copy: Callable[[_I], _R]) -> Iterator[tuple[_I, _R | CopyRefusal]]:
         """Copy items together; if a message makes that fail, copy the others without it.
 
-        The order is kept.
+        Yield the parts in their order, each with the result of `copy`, or with the reason why its items cannot be
+        copied.
 
         Args:
             copy: appends the copies of all items that it is given, or of none. It may raise `CopyRejected`.
-            done: called with the copied items and the result of `copy`. Its errors are raised.
-            refused: called with the items that cannot be copied, and the reason.
         """
         parts = [items] if len(items) else []
         while parts:
@@ -201,7 +198,7 @@ class Republisher:
             try:
                 result = copy(part)
             except CopyRejected as error:
-                refused(error.culprits, str(error))  # type: ignore[arg-type]
+                yield error.culprits, CopyRefusal(str(error))  # type: ignore[misc]
                 if len(error.others):  # type: ignore[arg-type]
                     parts.append(error.others)  # type: ignore[arg-type]
                 continue
@@ -209,24 +206,24 @@ class Republisher:
                 reason = rejection_reason(error)
                 self._store.check_ready()  # after an append that failed half way the store refuses more
                 if len(part) == 1:
-                    refused(part, reason)
+                    yield part, CopyRefusal(reason)
                 else:
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
                 continue
-            done(part, result)
+            yield part, result
 
-    def quarantine(self, duty: CopyPurpose, places: Iterable[MessageLocation], reason: str) -> None:
+    def quarantine(self, purpose: CopyPurpose, places: Iterable[MessageLocation], reason: str) -> None:
         """Quarantine messages; each is logged and counted only once.
 
         Raise StoreFull or StoreFailed if it could not be stored; then it is not done.
         """
         now_ms, reason = int(self._clock() * 1000), reason[:_MAX_REASON_CHARACTERS]
-        new = self._aside.put(
+        new = self._quarantined.put(
             [
                 QuarantineEntry(
-                    duty.name,
-                    duty.owner,
+                    purpose.name,
+                    purpose.owner,
                     place.topic,
                     place.queue_id,
                     place.offset,
@@ -238,11 +235,11 @@ class Republisher:
                 for place in places
             ]
         )
-        owner = f" of {duty.owner}" if duty.owner else ""
-        for note in new[:_TOLD]:
-            _log.error("set aside by %s%s: %s", duty.name, owner, note)
-        if len(new) > _TOLD:
-            _log.error("set aside by %s%s: %d more for the same reason", duty.name, owner, len(new) - _TOLD)
+        owner = f" of {purpose.owner}" if purpose.owner else ""
+        for entry in new[:_MAX_LOGGED]:
+            _log.error("set aside by %s%s: %s", purpose.name, owner, entry)
+        if len(new) > _MAX_LOGGED:
+            _log.error("set aside by %s%s: %d more for the same reason", purpose.name, owner, len(new) - _MAX_LOGGED)
 
     def place(self, topic_queue: tuple[str, int], offset: int) -> MessageLocation:
         """Return the location of a message of a queue, which need not be readable."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from raymq.actors.broker.core.copies.record_copy import (
     parse_queue_id,
     reencode_trimmed,
 )
-from raymq.actors.broker.core.copies.republisher import LEVEL, CopyPurpose, MessageLocation, PreparedCopy, Republisher
+from raymq.actors.broker.core.copies.republisher import LEVEL, CopyPurpose, MessageLocation, Republisher
 from raymq.actors.broker.core.delay.delivery_recovery import find_delivered_copies, find_moved_copies
 from raymq.actors.broker.core.delay.due_times import DueTimes
 from raymq.actors.broker.core.delay.timer_records import TIMER_QUEUE, moved_properties
@@ -47,7 +47,7 @@ from raymq.storage.errors import InvalidInput, OffsetOutOfRange, QueueNotFound, 
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.property_columns import properties_of_records
 from raymq.storage.records.record import Record, decode
-from raymq.storage.store import AppendResult, Store
+from raymq.storage.store import Store
 
 #: Property of a delivered copy: "<level>:<offset in its schedule queue>". Hidden from users.
 DELIVERED_FROM = properties.DELIVERED_FROM
@@ -366,15 +366,13 @@ class ScheduleMessageService:
         """Store a copy of each message at begin..end-1, or quarantine it, and advance."""
         topic_queue, duty = (SCHEDULE_TOPIC, level - 1), CopyPurpose(LEVEL, str(level))
 
-        def stored(part: Sequence[PreparedCopy], _: AppendResult) -> None:
-            self._passed(level, part[-1].original.queue_offset + 1)
-
         offset = begin
         while offset < end:
             records, following = self._copying.read(duty, topic_queue, offset, end - offset, max_bytes)
             if done := self._done.get(level):
                 records = [record for record in records if record.queue_offset not in done]
-            self._copying.store(duty, self._copying.make(duty, records, copy), stored)
+            for part in self._copying.store(duty, self._copying.make(duty, records, copy)):
+                self._passed(level, part[-1].original.queue_offset + 1)
             offset = following
             self._passed(level, offset)
 

@@ -26,6 +26,7 @@ from raymq.actors.broker.core.copies.record_copy import RecordAppender, join, re
 from raymq.actors.broker.core.copies.republisher import (
     TIMER,
     CopyPurpose,
+    CopyRefusal,
     CopyRejected,
     MessageLocation,
     Republisher,
@@ -271,7 +272,11 @@ class TimerMessageStore:
             self._loaded = min(self._loaded, (int(due_ms.min()), MIN_KEY))
 
     def _deliver(self, due: Entries) -> None:
-        self._copying.bisect_failures(due, self._store_copies, self._delivered, self._drop)
+        for part, outcome in self._copying.copy_each(due, self._store_copies):
+            if isinstance(outcome, CopyRefusal):
+                self._drop(part, outcome.reason)
+            else:
+                self._end(part, EntryKind.DELIVERED, outcome.physical_offsets)
 
     def _store_copies(self, due: Entries) -> AppendResult:
         sound = self._read(due)
@@ -281,17 +286,14 @@ class TimerMessageStore:
             again=True,
         )
 
-    def _delivered(self, due: Entries, result: AppendResult) -> None:
-        self._end(due, EntryKind.DELIVERED, result.physical_offsets)
-
     def copy(self, waiting: Entries, store: Callable[[Entries, WaitingRecords], None]) -> None:
         """Pass the records of waiting messages to `store`.
 
         Messages that cannot be copied are quarantined.
         """
-        self._copying.bisect_failures(
-            waiting, lambda part: store(part, self._read(part)), lambda _, __: None, self._drop
-        )
+        for part, outcome in self._copying.copy_each(waiting, lambda part: store(part, self._read(part))):
+            if isinstance(outcome, CopyRefusal):
+                self._drop(part, outcome.reason)
 
     def _drop(self, entries: Entries, reason: str) -> None:
         """Quarantine messages that cannot be delivered; they wait no more."""

@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow.compute as pc
 
 from raymq.actors.broker.core.copies.record_copy import DROPPABLE_WAITING, RecordAppender, join, reencode_trimmed
-from raymq.actors.broker.core.copies.republisher import REDRIVE, CopyPurpose, PreparedCopy, Republisher, location_of
+from raymq.actors.broker.core.copies.republisher import REDRIVE, CopyPurpose, Republisher, location_of
 from raymq.actors.broker.core.delay.delivery_recovery import message_content
 from raymq.actors.errors import OffsetOutOfRange, QueueNotFound, group_not_found
 from raymq.actors.naming import check_group, dlq_topic, retry_topic
@@ -162,16 +162,12 @@ class DeadLetterRedrive:
             chosen.append(entry)
             numbers[offset] = len(statuses) - 1
 
-        def redriven(part: Sequence[PreparedCopy], _: object = None) -> None:
+        copies = self._copying.make(duty, chosen, lambda entry: (_copy(entry, group), (retry_topic(group), 0)))
+        if copies and not dry_run:
+            self._ensure_group(group)
+        for part in [copies] if dry_run else self._copying.store(duty, copies):
             for each in part:
                 statuses[numbers[each.original.queue_offset]] = RedriveStatus.REDRIVEN
-
-        copies = self._copying.make(duty, chosen, lambda entry: (_copy(entry, group), (retry_topic(group), 0)))
-        if dry_run:
-            redriven(copies)
-        elif copies:
-            self._ensure_group(group)
-            self._copying.store(duty, copies, redriven)
         return statuses
 
     def forget_topic(self, topic: str) -> None:

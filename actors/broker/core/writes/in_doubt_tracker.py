@@ -26,7 +26,7 @@ _MAX_ASKED: Final = 500
 
 @dataclass(slots=True)
 class _Open:
-    home: str
+    coordinator: str
     touched: float
     asked: float
 
@@ -47,7 +47,7 @@ class InDoubtTracker:
         self._clock = clock
         self._open: dict[str, _Open] = {}
         self._done: dict[str, str] = {}
-        self._homes: dict[str, _CoordinatorState] = {}
+        self._coordinators: dict[str, _CoordinatorState] = {}
         #: By open write, since when its coordinator is known to be none of the brokers.
         self._without_home: dict[str, float] = {}
 
@@ -99,8 +99,8 @@ class InDoubtTracker:
         due: dict[str, dict[str, float]] = {}
         for transaction, each in self._open.items():
             quiet = now - max(each.touched, each.asked) >= QUIET_SECONDS
-            if (quiet or now - each.asked >= _ALIVE_SECONDS) and self._is_due(each.home, now):
-                idle = due.setdefault(each.home, {})
+            if (quiet or now - each.asked >= _ALIVE_SECONDS) and self._is_due(each.coordinator, now):
+                idle = due.setdefault(each.coordinator, {})
                 if len(idle) < _MAX_ASKED:
                     idle[transaction] = now - each.touched
                     each.asked = now
@@ -112,7 +112,7 @@ class InDoubtTracker:
         The time counts from the first call in which the coordinator was missing.
         """
         now = self._clock()
-        without = [name for name, each in self._open.items() if each.home not in brokers]
+        without = [name for name, each in self._open.items() if each.coordinator not in brokers]
         self._without_home = {name: self._without_home.get(name, now) for name in without}
         return [name for name, since in self._without_home.items() if now - since >= seconds]
 
@@ -129,14 +129,14 @@ class InDoubtTracker:
 
     def record_success(self, coordinator: str) -> None:
         """Record that a coordinator has answered."""
-        self._homes.pop(coordinator, None)
+        self._coordinators.pop(coordinator, None)
 
     def failed(self, coordinator: str) -> None:
         """Record that a coordinator did not answer; it is queried again after a growing pause."""
-        known = self._homes.setdefault(coordinator, _CoordinatorState())
+        known = self._coordinators.setdefault(coordinator, _CoordinatorState())
         known.not_before = self._clock() + known.backoff.next_delay()
         for each in self._open.values():
-            if each.home == coordinator:
+            if each.coordinator == coordinator:
                 each.asked = min(each.asked, self._clock() - QUIET_SECONDS)
 
     def retry_soon(self, transaction: str) -> None:
@@ -147,5 +147,5 @@ class InDoubtTracker:
             known.touched = min(known.touched, known.asked)
 
     def _is_due(self, coordinator: str, now: float) -> bool:
-        known = self._homes.get(coordinator)
+        known = self._coordinators.get(coordinator)
         return known is None or known.not_before <= now

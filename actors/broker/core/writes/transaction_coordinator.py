@@ -70,11 +70,11 @@ class TransactionCoordinator:
         self._most = most
         self._known: dict[str, WriteTransaction] = {}
         #: The last activity of each write, as stored.
-        self._noted: dict[str, float] = {}
+        self._stored_touch: dict[str, float] = {}
         now = clock()
         for record in records.transactions():
-            self._noted[record.transaction] = record.touched
-            self._known[record.transaction] = _known_again(record, now)
+            self._stored_touch[record.transaction] = record.touched
+            self._known[record.transaction] = _restored(record, now)
         #: By series, the last commit that is stored with the write but not yet with the series.
         self._unsettled: dict[str, SeriesCommit] = {}
         for record in sorted(self._known.values(), key=lambda record: record.number):
@@ -101,9 +101,9 @@ class TransactionCoordinator:
         """
         check_transaction_name(transaction)
         check_topic(topic)
-        known = self._record(transaction)
+        known = self._known.get(transaction)
         if known is not None:
-            return self._fate(known)
+            return self._status_of(known)
         if series:
             if number < 0:
                 raise InvalidInput("number", "0 or more", number)
@@ -124,39 +124,39 @@ class TransactionCoordinator:
         Raises:
             StoreFull, StoreFailed: it could not be stored; nothing was decided, or the earlier decision stands.
         """
-        record = self._record(transaction)
+        record = self._known.get(transaction)
         if record is None:
             return TransactionStatus(None)
         if record.decision is WriteState.OPEN:
             if self._is_superseded(record):
-                return self._fate(self._decide(record, WriteState.ABORTED))
+                return self._status_of(self._decide(record, WriteState.ABORTED))
             named = {broker: dict(each) for broker, each in parts.items() if each}
             record = self._decide(replace(record, parts=named), WriteState.COMMITTED)
-        return self._fate(record)
+        return self._status_of(record)
 
     def abort(self, transaction: str) -> TransactionStatus:
         """Abort a write at its driver's request; return the status in force.
 
         It raises as `commit`.
         """
-        record = self._record(transaction)
+        record = self._known.get(transaction)
         if record is None:
             return TransactionStatus(None)
         if record.decision is WriteState.OPEN:
             record = self._decide(record, WriteState.ABORTED)
-        return self._fate(record)
+        return self._status_of(record)
 
     def transaction_status(self, transaction: str) -> TransactionStatus:
         """Return the status of a write."""
-        record = self._record(transaction)
-        return TransactionStatus(None) if record is None else self._fate(record)
+        record = self._known.get(transaction)
+        return TransactionStatus(None) if record is None else self._status_of(record)
 
     def query_status(self, transaction: str, idle_seconds: float) -> TransactionStatus:
         """Answer the query of a broker that has rows of a write.
 
         `idle_seconds` is how long no rows were added there.
         """
-        record = self._record(transaction)
+        record = self._known.get(transaction)
         if record is not None and record.decision is WriteState.OPEN:
             if self._is_superseded(record):
                 self._decide(record, WriteState.ABORTED)
@@ -172,7 +172,7 @@ class TransactionCoordinator:
         Args:
             missing: the number of rows that are missing, and why; reported in the status of the write.
         """
-        record = self._record(transaction)
+        record = self._known.get(transaction)
         if record is not None and broker in record.parts and broker not in record.finished:
             lost = record.missing if missing is None else {**record.missing, broker: missing}
             self._put(replace(record, finished=record.finished | {broker}, missing=lost))
@@ -183,14 +183,14 @@ class TransactionCoordinator:
         `missing` has the accepted number of rows by broker. Further rows that turn out to be lost later are reported
         again. It raises as `commit`.
         """
-        record = self._record(transaction)
+        record = self._known.get(transaction)
         if record is not None and record.decision is WriteState.COMMITTED:
             known = {broker: rows for broker, rows in missing.items() if broker in record.parts}
             accepted = {broker: max(rows, record.accepted.get(broker, 0)) for broker, rows in known.items()}
             if (both := {**record.accepted, **accepted}) != record.accepted:
                 record = replace(record, accepted=both)
                 self._put(record)
-        return TransactionStatus(None) if record is None else self._fate(record)
+        return TransactionStatus(None) if record is None else self._status_of(record)
 
     def sweep(self) -> list[str]:
         """Abort abandoned writes and forget old ones; return the aborted writes.
@@ -203,7 +203,9 @@ class TransactionCoordinator:
             self._write_end(end)
         aborted = []
         for record in list(self._known.values()):
-            if self._noted[record.transaction] > now:  # the clock was lost: else the timeout restarts at each start
+            if (
+                self._stored_touch[record.transaction] > now
+            ):  # the clock was lost: else the timeout restarts at each start
                 self._put(record)
             if record.decision is WriteState.OPEN:
                 if now - record.touched >= TRANSACTION_TIMEOUT_SECONDS:
@@ -214,12 +216,8 @@ class TransactionCoordinator:
                 continue
             elif self._is_forgotten(record, now - record.touched):
                 self._records.remove(record.transaction)
-                del self._known[record.transaction], self._noted[record.transaction]
+                del self._known[record.transaction], self._stored_touch[record.transaction]
         return aborted
-
-    def _record(self, transaction: str) -> WriteTransaction | None:
-        """Return the record of a write, or None."""
-        return self._known.get(transaction)
 
     def _is_forgotten(self, record: WriteTransaction, seconds: float) -> bool:
         """Return True if a write that finished `seconds` ago need not be kept any more."""
@@ -231,7 +229,7 @@ class TransactionCoordinator:
         end = self._end(record.series) if record.series else None
         return end is not None and record.number <= end.number
 
-    def _fate(self, record: WriteTransaction) -> TransactionStatus:
+    def _status_of(self, record: WriteTransaction) -> TransactionStatus:
         self._settle(record)
         if record.decision is WriteState.ABORTED and self._is_superseded(record):
             return TransactionStatus(record.decision, record, self._end(record.series))
@@ -245,7 +243,7 @@ class TransactionCoordinator:
     def _touch(self, record: WriteTransaction, touched: float) -> None:
         if touched > record.touched:
             self._known[record.transaction] = replace(record, touched=touched)
-        if touched >= self._noted[record.transaction] + TOUCH_PERSIST_SECONDS:
+        if touched >= self._stored_touch[record.transaction] + TOUCH_PERSIST_SECONDS:
             try:
                 self._put(self._known[record.transaction])
             except StoreError as error:  # the activity is known in memory until a restart
@@ -254,7 +252,7 @@ class TransactionCoordinator:
     def _put(self, record: WriteTransaction) -> None:
         self._records.put(record)
         self._known[record.transaction] = record
-        self._noted[record.transaction] = record.touched
+        self._stored_touch[record.transaction] = record.touched
 
     def _settle(self, record: WriteTransaction) -> None:
         """Record a committed write as the last commit of its series, now or later.
@@ -284,13 +282,13 @@ class TransactionCoordinator:
         return max(written, known, key=lambda end: end.number)
 
 
-def _known_again(record: WriteTransaction, now: float) -> WriteTransaction:
+def _restored(record: WriteTransaction, now: float) -> WriteTransaction:
     """Return the stored record of a write with its last activity adjusted.
 
     The clock may have lost a little at a restart, and an open write may have been active since it was stored.
     """
-    noted = TOUCH_PERSIST_SECONDS if record.decision is WriteState.OPEN else 0.0
-    return replace(record, touched=min(record.touched + noted, now))
+    margin = TOUCH_PERSIST_SECONDS if record.decision is WriteState.OPEN else 0.0
+    return replace(record, touched=min(record.touched + margin, now))
 
 
 def _end_by(record: WriteTransaction) -> SeriesCommit:

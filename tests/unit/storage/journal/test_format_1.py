@@ -75,7 +75,7 @@ def content_of(store: Store) -> dict[str, Any]:
     checks, plans = tables.transaction_checks, tables.stream_plans
     topics, groups = store.topic_configs, store.group_configs
     return {
-        "coordinators": sorted(tables.coordinators.page("", 10).homes),
+        "coordinators": sorted(tables.coordinators.page("", 10).entries),
         "brokers": dict(tables.known_brokers.known),
         "plans": [plans.kept("s1", "q1"), plans.kept("s1", "q2")],
         "latest": plans.latest_query("s1"),

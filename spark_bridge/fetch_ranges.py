@@ -1,14 +1,11 @@
-"""The tasks of reads and writes in Spark's Python workers.
+"""Fetch ranges of messages in Spark's Python workers, as the columns of a DataFrame.
 
-They fetch ranges of messages, and stage rows as messages. Both connect to the brokers' sockets directly. This module
-imports neither Ray nor Spark, apart from Spark's task context.
+The task connects to the brokers' sockets directly. This module imports neither Ray nor Spark.
 """
 
 from __future__ import annotations
 
 import logging
-import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,17 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.actors.protocol import Tls
-from raymq.client import MessageQueue
-from raymq.client.bulk.batch_plans import BrokerTopic
-from raymq.client.bulk.range_reader import NO_FENCE, RangeLost, RangeReader
-from raymq.client.bulk.read_spec import ReadFence, ReadSpec
-from raymq.client.bulk.staged_writer import StagedWriter
+from raymq.client.bulk.range_reader import NO_FENCE, BrokerTopic, RangeLost, RangeReader, ReadFence, ReadSpec
 from raymq.client.errors import OffsetOutOfRange, QueueNotFound, RayMQError, TopicNotFound
 from raymq.client.task_connection import shared_connection
 from raymq.spark_bridge.batch_plan import TopicEpoch
 from raymq.spark_bridge.body_decoder import BodyDecoder
-from raymq.spark_bridge.chunk_builder import ChunkBuilder, RecordChunk
-from raymq.spark_bridge.envelope import envelope_column, needed_columns
 from raymq.spark_bridge.offset_ranges import OffsetRange, check_not_lost, remaining_ranges
 from raymq.spark_bridge.table_batches import cast_column
 from raymq.storage.records.record_table import CONTENT_TYPE
@@ -36,7 +27,25 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
 _log = logging.getLogger("raymq.spark")
-_STAGED = pa.schema([("part", pa.string()), ("broker", pa.string()), ("rows", pa.int64())])
+
+
+#: In the order of the DataFrame. `queue` is made of two columns; the others are unchanged.
+ENVELOPE = (
+    "topic",
+    "queue",
+    "offset",
+    "message_id",
+    "unique_key",
+    "keys",
+    "tags",
+    "properties",
+    "born_timestamp",
+    "store_timestamp",
+)
+
+
+#: The columns that `queue` is made of.
+_OF_QUEUE = frozenset({"broker", "queue_id"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,50 +155,26 @@ class FetchRanges:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StageRows:
-    """A function for `df.mapInArrow` that stages the rows of a partition.
+def needed_columns(names: Iterable[str], *, decoded: bool) -> frozenset[str]:
+    """Return the table columns from which the DataFrame columns `names` are made.
 
-    It yields the staged parts as (part, broker, rows). Every attempt at a task has parts of its own. The driver commits
-    only the parts of attempts that returned a result, so that the rows of a failed, killed or superseded attempt never
-    become visible.
+    Args:
+        decoded: whether other names than a message's columns are decoded from its body.
     """
-
-    name_servers: tuple[str, ...]
-    transaction: str
-    queues: tuple[MessageQueue, ...]
-    columns: tuple[str, ...]
-    """The columns of the rows, see `write_columns`."""
-    tls: Tls | None = None
-    home: str = ""
-    """The broker that coordinates the transaction."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage the rows of a partition; Spark calls this in a task."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
-        part = f"{partition}-{uuid.uuid4().hex}"
-        staged: dict[str, int] = {}
-        # Each partition begins at another queue, and each write too.
-        chunks = ChunkBuilder(self.queues, zlib.crc32(self.transaction.encode()) + partition, self.columns)
-        with StagedWriter(self.name_servers, self.tls) as writer:
-            for number, chunk in enumerate(_chunks(chunks, batches)):
-                writer.begin(
-                    *(self.transaction, part, number, chunk.queue, chunk.records, chunk.sizes),
-                    home=self.home,
-                    delayed=chunk.delayed,
-                )
-                staged[chunk.queue.broker] = staged.get(chunk.queue.broker, 0) + len(chunk.sizes)
-            writer.settle()
-        columns = [[part] * len(staged), list(staged), list(staged.values())]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, _STAGED, strict=True)], schema=_STAGED
-        )
+    needed: set[str] = set()
+    for name in names:
+        if name == "queue":
+            needed |= _OF_QUEUE
+        elif name in ENVELOPE:
+            needed.add(name)
+        else:
+            needed |= {"body", "properties"} if decoded else {"body"}
+    return frozenset(needed)
 
 
-def _chunks(chunks: ChunkBuilder, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordChunk]:
-    for batch in batches:
-        yield from chunks.add(pa.Table.from_batches([batch]))
-    yield from chunks.flush()
+def envelope_column(table: pa.Table, name: str) -> pa.Array:
+    """Return a DataFrame column, from a table as `storage.records.table` makes it."""
+    if name == "queue":
+        parts = [table.column(part).combine_chunks() for part in ("broker", "queue_id")]
+        return pa.StructArray.from_arrays(parts, names=["broker", "id"])
+    return table.column(name).combine_chunks()
