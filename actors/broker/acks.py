@@ -22,11 +22,8 @@ _T = TypeVar("_T")
 class ReplicaAcks(Protocol):
     """Acknowledgements by replicas, which alone decide when an append is answered."""
 
-    def written(self, queue_offset: int, physical_offset: int) -> None:
-        """Report a message that was written to the log, before its further processing."""
-
     def answer(self, make: Callable[[SendStatus], _T]) -> SyncCallbackFuture[_T]:
-        """Return a future of `make`'s result for the status of the append just made."""
+        """Ship what was just written to the log; return a future of `make`'s result for its status."""
 
 
 class Acks(Protocol):
