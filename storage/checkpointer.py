@@ -19,6 +19,7 @@ from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.log.checkpoint import Checkpoint, CheckpointState
 from raymq.storage.log.high_watermark import HighWatermark
+from raymq.storage.retention_clock import RetentionClock
 from raymq.storage.store_parts import StoreParts
 
 
@@ -30,7 +31,9 @@ class Checkpointer:
         saved_to: `CheckpointState.dispatched_to` of the last checkpoint.
     """
 
-    def __init__(self, parts: StoreParts, sync_tables: Callable[[], None], confirmed: HighWatermark) -> None:
+    def __init__(
+        self, parts: StoreParts, sync_tables: Callable[[], None], confirmed: HighWatermark, clock: RetentionClock
+    ) -> None:
         """Keep the parts that a checkpoint covers.
 
         `sync_tables` brings offsets, settings and deletions to disk and may run on any thread.
@@ -38,6 +41,7 @@ class Checkpointer:
         self._high_watermark = confirmed
         self._parts = parts
         self._sync_tables = sync_tables
+        self._clock = clock
         self.saving_lock: Final = threading.Lock()
         self.saved_to = 0
 
@@ -93,7 +97,9 @@ class Checkpointer:
             failpoint("checkpoint.before_state")
             log.recovery_start.note(to)
             walk_from = log.recovery_start.before(to)
-            state = CheckpointState(to, index.end_physical, index, queues, deleted, geometry, boot_id(), walk_from)
+            state = CheckpointState(
+                *(to, index.end_physical, index, queues, deleted, geometry, boot_id(), walk_from), self._clock.boot_ms
+            )
             state.save(parts.paths.state)
             self.saved_to = to
             failpoint("checkpoint.after_state")

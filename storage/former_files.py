@@ -14,7 +14,7 @@ _FORMATS: Final = {
     **dict.fromkeys((f"{table}.journal" for table in ("deletions", "topics", "groups", "progress", "in_flight")), 1),
     **dict.fromkeys(("homes", "members", "streams", "writes", "series", "transaction_checks"), 1),
     **dict.fromkeys(("epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json", "delay_levels.json"), 2),
-    "producers.journal": 2,
+    **dict.fromkeys(("producers.journal", "clock.json"), 2),
     # How a replica kept the state that its master had sent as changes of files.
     **dict.fromkeys(("state_sequence", "state_snapshot", "delay_levels_aside.json", "expired_queues.json"), 2),
     **dict.fromkeys(("no_tables", "queue_ends.json"), 2),

@@ -6,23 +6,16 @@ Deleted files cannot be brought back, and a wall clock may be wrong for a while:
 operator corrects it. So a step ahead counts only after the new time has held for an hour; until then files age by the
 time that the machine itself has counted. A step back counts at once: files stay longer, and nothing is lost.
 
-    <store>/raymq/clock.json     {"boot", "offset_ms"}: the id of the machine start, and the wall time at that start
-
-So a process that starts while the clock is wrong also detects it. After another start of the machine the only known
-bound is that the time is not earlier than the store time of the newest message.
+The checkpoint keeps the wall time at the machine's start (`CheckpointState.boot_ms`). So a process that starts while
+the clock is wrong also detects it. After another start of the machine the only known bound is that the time is not
+earlier than the store time of the newest message.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
-
-from raymq.storage.clock import boot_id
-from raymq.storage.errors import StoreError
-from raymq.storage.files import fileutil, json_file
 
 #: Smaller steps in ms are ignored: clocks are adjusted by a second now and then.
 STEP_MS: Final = 60_000
@@ -32,39 +25,36 @@ _log = logging.getLogger(__name__)
 
 
 class RetentionClock:
-    """The retention clock of one store; one thread. Without `elapsed` it is the wall clock."""
+    """The retention clock of one store; one thread. Without `elapsed` it is the wall clock.
+
+    Attributes:
+        boot_ms: the wall time in ms at the machine's start, to be saved; None: it is not certain. Any thread may read
+            it.
+    """
 
     def __init__(
-        self,
-        path: Path,
-        wall_ms: Callable[[], int],
-        elapsed: Callable[[], float] | None,
-        newest_ms: int,
-        boot: Callable[[], str] = boot_id,
+        self, wall_ms: Callable[[], int], elapsed: Callable[[], float] | None, newest_ms: int, saved_ms: int | None
     ) -> None:
-        """Load the saved state of the clock.
+        """Begin with the saved wall time.
 
         Args:
-            path: the file in which the state is saved.
             wall_ms: returns the wall time in ms since the epoch.
             elapsed: returns the seconds since the machine's start (`boottime`).
             newest_ms: when the newest message was stored, 0 if there is none.
-            boot: returns the id of the machine's start.
+            saved_ms: the saved `boot_ms`, if it was saved since the machine's start.
         """
-        self._path = path
         self._wall_ms = wall_ms
         self._elapsed = elapsed
-        self._boot = boot
         #: Since when (by `elapsed`, in ms) the wall clock is ahead, and by how many ms; None: it is not ahead.
         self._ahead: tuple[int, int] | None = None
         self._offset_ms = 0
+        self.boot_ms = saved_ms
         if elapsed is not None:
-            known = _load(path, boot())
             now_ms = min(newest_ms, wall_ms()) or wall_ms()
-            self._offset_ms = now_ms - self._elapsed_ms() if known is None else known
+            self._offset_ms = now_ms - self._elapsed_ms() if saved_ms is None else saved_ms
             self._follow()
-            if known is None and self._ahead is None:
-                self._save()
+            if saved_ms is None and self._ahead is None:
+                self.boot_ms = self._offset_ms
 
     def now_ms(self) -> int:
         """Return the time by which files expire, in ms since the epoch."""
@@ -98,26 +88,9 @@ class RetentionClock:
         return counted
 
     def _accept(self, wall: int, elapsed: int) -> None:
-        self._offset_ms, self._ahead = wall - elapsed, None
-        self._save()
+        self._offset_ms = self.boot_ms = wall - elapsed
+        self._ahead = None
 
     def _elapsed_ms(self) -> int:
         assert self._elapsed is not None
         return int(self._elapsed() * 1000)
-
-    def _save(self) -> None:
-        content = json_file.encode({"boot": self._boot(), "offset_ms": self._offset_ms})
-        try:
-            fileutil.make_folder(self._path.parent)
-            fileutil.replace(self._path, content.encode())
-        except StoreError as error:  # the store works without the saved clock, so the failure is only logged
-            _log.info("the state of the retention clock could not be saved: %s", error)
-
-
-def _load(path: Path, boot: str) -> int | None:
-    """Return the saved wall time in ms of the machine start `boot`, None if unknown."""
-    try:
-        saved = json.loads(fileutil.read_whole(path))
-        return int(saved["offset_ms"]) if boot and saved["boot"] == boot else None
-    except (FileNotFoundError, StoreError, *json_file.DECODE_ERRORS):
-        return None

@@ -95,9 +95,9 @@ class Store(StoreReader, Closeable):
         self.request_modes = tables.request_modes
         #: The rules by which log files expire; may be replaced at any time.
         self.retention = Retention(self.config.retention_hours, self.config.delete_at_hour)
-        # A read-only store has no retention clock of its own, because the clock saves its state.
+        # A read-only store deletes nothing, and saves no clock.
         clock = None if read_only else elapsed
-        self._age = RetentionClock(parts.paths.clock, now_ms, clock, self._log.last_timestamp_ms)
+        self._age = RetentionClock(now_ms, clock, self._log.last_timestamp_ms, parts.boot_ms)
         self._dispatcher.delay_clock_ms = delay_clock_ms
         self.delay_level_history = tables.delay_levels
         self._disk_reserve = DiskReserve(parts.paths.disk_reserve)
@@ -105,7 +105,7 @@ class Store(StoreReader, Closeable):
             directory, self.config, self._log, self._dispatcher, now_ms, self._keep_disk_reserve
         )
         self._replica_log = ReplicaLog(self._log, self._dispatcher, parts.deleted_topics)
-        self._checkpointer = Checkpointer(parts, self.sync_state, self.confirmed)
+        self._checkpointer = Checkpointer(parts, self.sync_state, self.confirmed, self._age)
         self._remover = FileRemover(self._checkpointer.saving_lock)
         self._deletions = TopicDeletions(parts, self._remover, self._checkpointer)
         self._dispatcher.sync_deletions = self._deletions.sync

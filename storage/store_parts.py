@@ -36,7 +36,8 @@ from raymq.storage.tables.state_tables import StateTables
 class StoreParts:
     """The recovered parts of a store.
 
-    `close` releases files, threads and the lock, and writes nothing.
+    `close` releases files, threads and the lock, and writes nothing. `boot_ms` is what the last checkpoint since the
+    machine's start had as `CheckpointState.boot_ms`.
     """
 
     paths: layout_of.StorePaths
@@ -53,6 +54,7 @@ class StoreParts:
     journal: StateJournal
     rocketmq_files: RocketMQFiles
     ordered_cut: PendingTruncation | None
+    boot_ms: int | None
     resources: ExitStack = field(repr=False)
 
     def begin_leading(self, *, memory_lost: bool) -> None:
@@ -201,6 +203,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             journal,
             rocketmq_files,
             inherited.cut,
+            state.boot_ms if state is not None and state.boot == boot_id() != "" else None,
             resources.pop_all(),
         )
 

@@ -119,11 +119,6 @@ class StorePaths:
         return self.root / "raymq" / "replica.json"
 
     @property
-    def clock(self) -> Path:
-        """Return the file in which the retention clock saves its state."""
-        return self.root / "raymq" / "clock.json"
-
-    @property
     def disk_reserve(self) -> Path:
         """Return the reserve file, which is deleted to free space on a full disk."""
         return self.root / "raymq" / "ballast"

@@ -27,10 +27,11 @@ STATE_FOLDERS: Final = (_CONFIG, _OWN)
 _BROKER_LOCAL: Final = frozenset(
     {
         *("deleted_queues", "damaged", "cut.json", "rebuild_queues", "state.next", "state.former"),
-        *("healthy", "ballast", "clock.json"),
+        *("healthy", "ballast"),
         *("broker.json", "replica.json", "epochs"),
         # of former versions
         *("delay_levels_aside.json", "expired_queues.json", "state_sequence", "state_snapshot", "no_tables"),
+        "clock.json",
     }
 )
 _ENDINGS: Final = (".tmp", ".bak", ".base", ".beside")

@@ -79,7 +79,8 @@ class IndexExtent:
 class CheckpointState:
     """RayMQ's own checkpoint; see the module.
 
-    `index` is None if its extent was not saved; `walk_from` is 0 if no position was saved.
+    `index` is None if its extent was not saved; `walk_from` is 0 if no position was saved. `boot_ms` is the wall time
+    in ms at the machine's start `boot`, as the retention clock has it; None: unknown.
     """
 
     dispatched_to: int = 0
@@ -90,6 +91,7 @@ class CheckpointState:
     geometry: dict[str, int] = field(default_factory=dict)
     boot: str = ""
     walk_from: int = 0
+    boot_ms: int | None = None
 
     @classmethod
     def load(cls, path: Path) -> CheckpointState | None:
@@ -113,6 +115,7 @@ class CheckpointState:
                 geometry={k: int(v) for k, v in raw["geometry"].items()},
                 boot=str(raw["boot"]),
                 walk_from=int(raw.get("walk_from", 0)),
+                boot_ms=None if raw.get("boot_ms") is None else int(raw["boot_ms"]),
             )
         except (FileNotFoundError, *json_file.DECODE_ERRORS):
             return None
@@ -143,6 +146,7 @@ class CheckpointState:
             "geometry": self.geometry,
             "boot": self.boot,
             "walk_from": self.walk_from,
+            "boot_ms": self.boot_ms,
         }
         queues = ", ".join([f"{json.dumps(topic)}: {json.dumps(offsets)}" for topic, offsets in self.queues.items()])
         fileutil.make_folder(path.parent)

@@ -19,11 +19,11 @@ START = 1_700_000_000_000
 
 @dataclass
 class Machine:
-    """Fake a machine's two clocks in ms; `boot` identifies its boot."""
+    """Fake a machine's two clocks in ms; `saved_ms` is what the last checkpoint since its boot has."""
 
     wall: int = START
     since_start: int = 5 * HOUR
-    boot: str = "first"
+    saved_ms: int | None = None
 
     def passes(self, ms: int) -> None:
         self.wall += ms
@@ -32,13 +32,17 @@ class Machine:
     def starts_again(self, ms: int) -> None:
         """Reboot after being off for so long, while the wall clock ran."""
         self.wall += ms
-        self.since_start, self.boot = 30_000, self.boot + " and another"
+        self.since_start, self.saved_ms = 30_000, None
 
     def elapsed(self) -> float:
         return self.since_start / 1000
 
-    def clock(self, path: Path, newest_ms: int = 0) -> RetentionClock:
-        return RetentionClock(path, lambda: self.wall, self.elapsed, newest_ms, boot=lambda: self.boot)
+    def clock(self, newest_ms: int = 0) -> RetentionClock:
+        return RetentionClock(lambda: self.wall, self.elapsed, newest_ms, self.saved_ms)
+
+    def save(self, clock: RetentionClock) -> None:
+        """Save the clock as a checkpoint does."""
+        self.saved_ms = clock.boot_ms
 
 
 @pytest.fixture
@@ -78,14 +82,12 @@ def clock_offsets(clock: RetentionClock, machine: Machine, steps: list[tuple[int
         ([(40_000, 1), (40_000, 1)], [0, -80_000]),
     ],
 )
-def test_step_ahead_is_accepted_after_an_hour(
-    tmp_path: Path, machine: Machine, steps: list[tuple[int, int]], off: list[int]
-) -> None:
-    assert clock_offsets(machine.clock(tmp_path / "clock.json"), machine, steps) == off
+def test_step_ahead_is_accepted_after_an_hour(machine: Machine, steps: list[tuple[int, int]], off: list[int]) -> None:
+    assert clock_offsets(machine.clock(), machine, steps) == off
 
 
-def test_step_ahead_is_logged(tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    clock = machine.clock(tmp_path / "clock.json")
+def test_step_ahead_is_logged(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    clock = machine.clock()
     clock_offsets(clock, machine, [(96 * HOUR, 1)] + 10 * [(0, MINUTE)])
     assert [record.getMessage() for record in caplog.records] == [
         "the wall clock is 96.0 hours ahead of the expected time: for 60 minutes log files do not expire by it"
@@ -97,39 +99,36 @@ def test_step_ahead_is_logged(tmp_path: Path, machine: Machine, caplog: pytest.L
     ]
 
 
-def test_restart_while_the_clock_is_wrong_keeps_the_offset(tmp_path: Path, machine: Machine) -> None:
-    path = tmp_path / "raymq" / "clock.json"
-    machine.clock(path)
+def test_restart_while_the_clock_is_wrong_keeps_the_offset(machine: Machine) -> None:
+    machine.save(machine.clock())
     machine.passes(HOUR)
     machine.wall += 96 * HOUR
-    assert machine.clock(path).now_ms() == machine.wall - 96 * HOUR
+    clock = machine.clock()
+    assert clock.now_ms() == machine.wall - 96 * HOUR
+    machine.save(clock)
     machine.passes(HOUR)  # without a process: the machine has counted the time
     machine.wall -= 96 * HOUR
-    assert machine.clock(path).now_ms() == machine.wall
+    assert machine.clock().now_ms() == machine.wall
 
 
-@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"boot": "first and another", "offset_ms": 1e999}'])
-def test_after_a_reboot_the_newest_message_bounds_the_clock(
-    tmp_path: Path, machine: Machine, content: bytes | None
-) -> None:
-    path = tmp_path / "clock.json"
-    machine.clock(path)
+def test_after_a_reboot_the_newest_message_bounds_the_clock(machine: Machine) -> None:
+    machine.save(machine.clock())
     machine.starts_again(96 * HOUR)
-    if content is not None:
-        path.write_bytes(content)
-    clock = machine.clock(path, newest_ms=START)
+    clock = machine.clock(newest_ms=START)
     assert clock.now_ms() == START
+    assert clock.boot_ms is None, "it is a bound, and not known"
     machine.passes(HELD_MS)
     assert clock.now_ms() == machine.wall
-    assert machine.clock(path, newest_ms=START).now_ms() == machine.wall, "it is known from now on"
+    machine.save(clock)
+    assert machine.clock(newest_ms=START).now_ms() == machine.wall, "it is known from now on"
 
 
-def test_without_messages_the_wall_clock_is_used(tmp_path: Path, machine: Machine) -> None:
-    assert machine.clock(tmp_path / "clock.json").now_ms() == START
+def test_without_messages_the_wall_clock_is_used(machine: Machine) -> None:
+    assert machine.clock().now_ms() == START
 
 
-def test_messages_from_the_future_do_not_change_the_clock(tmp_path: Path, machine: Machine) -> None:
-    assert machine.clock(tmp_path / "clock.json", newest_ms=START + 5 * HOUR).now_ms() == START
+def test_messages_from_the_future_do_not_change_the_clock(machine: Machine) -> None:
+    assert machine.clock(newest_ms=START + 5 * HOUR).now_ms() == START
 
 
 # -- a store with this clock --------------------------------------------------------------------------------------
@@ -188,8 +187,11 @@ def test_restart_with_a_clock_ahead_expires_no_messages(tmp_path: Path, machine:
         assert store.delete_expired().log_files > 0
 
 
-def test_read_only_store_writes_no_clock_file(tmp_path: Path, machine: Machine) -> None:
-    open_filled_store(tmp_path, machine).close()
-    (tmp_path / "raymq" / "clock.json").unlink()
-    Store.open(tmp_path, EXPIRING, read_only=True, elapsed=machine.elapsed).close()
-    assert not (tmp_path / "raymq" / "clock.json").exists()
+def test_restart_on_the_same_boot_keeps_an_accepted_step(tmp_path: Path, machine: Machine, used: list[int]) -> None:
+    with open_filled_store(tmp_path, machine) as store:
+        machine.wall += 96 * HOUR
+        assert store.delete_expired().log_files == 0
+        machine.passes(HELD_MS)
+        assert store.next_expiry_offset() > 0
+    with open_store(tmp_path, machine) as store:
+        assert store.delete_expired().log_files > 0
