@@ -43,6 +43,7 @@ from raymq.client.push.queue_assignment import (
 )
 from tests.unit.actors.clock import FakeClock
 from tests.unit.client.invariants import check_assignment
+from tests.validation import check_invariants
 
 QUEUES = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
 #: The outcome of a request: success, the request is lost, or its answer is lost.
@@ -420,7 +421,7 @@ class Group(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.brokers.validate()
+        check_invariants(self.brokers)
         for member in self.members:
             check_assignment(member.assignment)
             assert set(member.open) == member.assignment.at(Stage.OPEN)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from raymq.actors.broker.replication.replica_role import (
     AnnounceFollower,
@@ -324,7 +324,8 @@ class RoleMachine(RuleBasedStateMachine):
     @rule(master=st.sampled_from((OWN, OWN, 1, None)), steps=st.integers(0, 2), in_sync=st.sampled_from(((2,), (1, 2))))
     def change_register(self, master: int | None, steps: int, in_sync: tuple[int, ...]) -> None:
         steps = steps if master == self.state.master else max(1, steps)  # one epoch has one master
-        self.state = replace(group(master, self.state.epoch + steps), in_sync=frozenset(in_sync))
+        members = frozenset(in_sync) | ({master} if master is not None else set())
+        self.state = replace(group(master, self.state.epoch + steps), in_sync=members)
         if master == OWN:
             self.elected.add(self.state.epoch)
 
