@@ -90,7 +90,7 @@ class _AppendOne(InlineHandler):
             try:
                 if replica_acks is not None:
                     pending = replica_acks.answer(partial(_encode, place))
-                    pending.add_sync_callback(lambda _: self._admission.leave(size))
+                    pending.add_sync_callback(partial(self._leave, size))
                 else:
                     self._polls.offer(single.topic_queue, *place, size)
                     answer(PLACE.pack(_SEND_OK, *place))
@@ -105,6 +105,9 @@ class _AppendOne(InlineHandler):
             self._polls.end_offer()  # a duplicate causes no arrival, nor does a failure
         self._context.statistics.put(single.topic_queue[0], 1, size)
         return True if pending is None else pending
+
+    def _leave(self, size: int, _: object) -> None:
+        self._admission.leave(size)
 
 
 def _encode(place: tuple[int, int], status: SendStatus) -> bytes:
