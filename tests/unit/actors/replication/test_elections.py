@@ -30,7 +30,7 @@ from raymq.storage.errors import InvalidInput
 from raymq.storage.journal.journal_event import JournalEvent
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.keeper.in_memory_keepers import group_with_master, replica
-from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.model.model_journal import ModelJournal
 
 STATE = group_with_master(1, 6, 3).start_election()
 
@@ -263,54 +263,54 @@ def test_empty_directory_replaces_only_replica_out_of_sync() -> None:
         apply_claim(MASTERED.with_set([1, 3]), made, registered_answers=True)
 
 
-# State frames.
+# The model of the state journal.
 
 
-def test_state_sequence_continues_after_fold_and_restart() -> None:
-    stream = StateStream()
-    frames = [stream.make(b"x", 10 * number) for number in range(5)]
-    assert [frame.sequence for frame in frames] == [1, 2, 3, 4, 5]
-    assert list(stream.fold(3, position(100, 4))) == frames[:3]
-    assert (stream.folded, stream.last, list(stream.after(3))) == (3, 5, frames[3:])
-    again = StateStream(3, frames[3:])
-    assert again.make(b"y", 50).sequence == 6
+def test_event_numbers_continue_after_compaction_and_restart() -> None:
+    journal = ModelJournal()
+    events = [journal.append(b"x", 10 * number) for number in range(5)]
+    assert [event.sequence for event in events] == [1, 2, 3, 4, 5]
+    assert list(journal.compact(3, position(100, 4))) == events[:3]
+    assert (journal.snapshot, journal.last, list(journal.after(3))) == (3, 5, events[3:])
+    again = ModelJournal(3, events[3:])
+    assert again.append(b"y", 50).sequence == 6
 
 
-def test_only_confirmed_state_is_folded() -> None:
-    stream = StateStream()
+def test_only_confirmed_events_are_compacted() -> None:
+    journal = ModelJournal()
     for number in range(5):
-        stream.make(b"x", number)
+        journal.append(b"x", number)
     with pytest.raises(InvalidInput):
-        stream.fold(4, position(100, 3))
-    stream.fold(3, position(100, 3))
-    stream.cut(3)
-    assert stream.last == 3
+        journal.compact(4, position(100, 3))
+    journal.compact(3, position(100, 3))
+    journal.cut(3)
+    assert journal.last == 3
     with pytest.raises(InvalidInput):
-        stream.cut(2)
+        journal.cut(2)
     with pytest.raises(InvalidInput):
-        stream.after(2)
+        journal.after(2)
 
 
 def test_clamp_drops_state_of_missing_messages() -> None:
-    stream = StateStream()
+    journal = ModelJournal()
     for offset in (10, 20, 20, 30):
-        stream.make(b"progress", offset)
-    assert stream.clamp(20) == 1
-    assert stream.last == 3
-    assert stream.clamp(5) == 3
+        journal.append(b"progress", offset)
+    assert journal.clamp(20) == 1
+    assert journal.last == 3
+    assert journal.clamp(5) == 3
 
 
-def test_out_of_order_state_frame_raises_protocol_error() -> None:
-    stream = StateStream(4)
-    stream.take(JournalEvent(5, 100, b"x"))
-    for frame in (
+def test_out_of_order_event_raises_protocol_error() -> None:
+    journal = ModelJournal(4)
+    journal.take(JournalEvent(5, 100, b"x"))
+    for event in (
         JournalEvent(5, 100, b"x"),
         JournalEvent(7, 100, b"x"),
         JournalEvent(6, 99, b"x"),
         JournalEvent(6, 100, b""),
     ):
         with pytest.raises(ProtocolError):
-            stream.take(frame)
+            journal.take(event)
 
 
 def test_first_replica_of_group_must_be_number_1() -> None:

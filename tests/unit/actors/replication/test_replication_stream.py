@@ -24,7 +24,7 @@ from raymq.actors.broker.replication.replication_receiver import (
 from raymq.actors.broker.replication.replication_sender import ReplicationSender
 from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
-from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.model.model_journal import ModelJournal
 from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
@@ -34,17 +34,17 @@ class Side:
     def __init__(self) -> None:
         self.log = bytearray()
         self.log_begin = 0
-        self.states = StateStream()
+        self.journal = ModelJournal()
         self.tables: list[bytes] = []
         self.epochs = EpochMap()
 
     @property
     def end(self) -> StreamPosition:
-        return StreamPosition(self.log_begin + len(self.log), self.states.last)
+        return StreamPosition(self.log_begin + len(self.log), self.journal.last)
 
     @property
     def extent(self) -> StreamExtent:
-        return StreamExtent(self.epochs, StreamPosition(self.log_begin, self.states.folded), self.end)
+        return StreamExtent(self.epochs, StreamPosition(self.log_begin, self.journal.snapshot), self.end)
 
     def begin_epoch(self, epoch: int) -> None:
         self.epochs.append(EpochStart(epoch, self.end))
@@ -53,13 +53,13 @@ class Side:
         self.log += content
 
     def change(self, payload: bytes) -> None:
-        self.states.make(payload, self.end.offset)
+        self.journal.append(payload, self.end.offset)
 
-    def fold(self, sequence: int) -> None:
-        self.tables += [frame.payload for frame in self.states.fold(sequence, self.end)]
+    def compact(self, sequence: int) -> None:
+        self.tables += [frame.payload for frame in self.journal.compact(sequence, self.end)]
 
     def content(self) -> tuple[bytes, list[bytes]]:
-        return bytes(self.log), self.tables + [frame.payload for frame in self.states.after(self.states.folded)]
+        return bytes(self.log), self.tables + [frame.payload for frame in self.journal.after(self.journal.snapshot)]
 
     def do(self, step: Step) -> None:
         if isinstance(step, WriteLog):
@@ -67,19 +67,19 @@ class Side:
             self.log += step.content
         elif isinstance(step, WriteEvents):
             for frame in step.events:
-                self.states.take(frame)
+                self.journal.take(frame)
         elif isinstance(step, BeginEpoch):
             self.epochs.append(step.entry)
         elif isinstance(step, TruncateStream):
             del self.log[step.position.offset - self.log_begin :]
-            self.states.cut(step.position.sequence)
+            self.journal.cut(step.position.sequence)
             self.epochs.cut(step.epoch)
         elif isinstance(step, BeginSnapshot):
             if step.keeps_log:
                 del self.log[step.position.offset - self.log_begin :]
             else:
                 self.log, self.log_begin = bytearray(), step.position.offset
-            self.states, self.epochs, self.tables = StateStream(step.position.sequence), step.epochs, []
+            self.journal, self.epochs, self.tables = ModelJournal(step.position.sequence), step.epochs, []
         elif isinstance(step, LoadSnapshotPart):
             self.tables = bytes(step.content).split(b"|")
         else:
@@ -92,7 +92,7 @@ class Connection:
     def __init__(self, master: Side, replica: Side, epoch: int) -> None:
         self.master, self.replica = master, replica
         self.confirmed = BEGIN
-        self.feeder = ReplicationSender(epoch, lambda: master.extent, master.states.after, lambda: self.confirmed)
+        self.feeder = ReplicationSender(epoch, lambda: master.extent, master.journal.after, lambda: self.confirmed)
         self.follower = ReplicationReceiver(epoch, replica.extent, BEGIN)
         self.verdicts: list[object] = []
         self.fenced = 0
@@ -220,7 +220,7 @@ def test_far_behind_replica_gets_snapshot_then_stream() -> None:
     for _ in range(5):
         master.append(b"aaaa")
         master.change(b"change")
-    master.fold(3)
+    master.compact(3)
     del master.log[:8]
     master.log_begin = 8
     connection = Connection(master, replica, 1)
@@ -228,7 +228,7 @@ def test_far_behind_replica_gets_snapshot_then_stream() -> None:
     connection.ship()
     assert connection.verdicts == [InstallSnapshot, ContinueFrom]
     assert replica.content() == master.content()
-    assert (replica.log_begin, replica.states.folded) == (8, 3)
+    assert (replica.log_begin, replica.journal.snapshot) == (8, 3)
 
 
 def test_confirmed_position_never_exceeds_replica_log() -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 GROUP = "broker-a"
 SLAVE_TIMEOUT_SECONDS = 3.0
-#: The number of frames that are kept before they are folded.
-FOLDED_FRAMES = 12
+#: The number of events behind a snapshot that lead to the next one.
+COMPACTED_EVENTS = 12
 
 
 class InSyncWithBugs(InSyncSet):
@@ -95,7 +95,7 @@ class BrokerParts:
         self.world, self.number, self.process, self.disk, self.nonce = world, number, process, disk, nonce
         self.bugs = world.bugs
         self.register = world.register(process)
-        self.states, extent = disk.recover()
+        self.journal, extent = disk.recover()
         self.confirmed = BEGIN
         self.leadership: Leadership | None = None
         self.follower: ReplicationReceiver | None = None
@@ -110,7 +110,7 @@ class BrokerParts:
 
     @property
     def extent(self) -> StreamExtent:
-        return StreamExtent(self.disk.epochs, StreamPosition(0, self.states.folded), self.end)
+        return StreamExtent(self.disk.epochs, StreamPosition(0, self.journal.snapshot), self.end)
 
     def is_valid(self, leadership: Leadership) -> bool:
         return self.leadership is leadership
@@ -130,20 +130,20 @@ class BrokerParts:
             self.line.close()
         self.line = self.follower = None
 
-    def fold(self, confirmed: StreamPosition) -> None:
-        if len(self.states) < FOLDED_FRAMES:
+    def compact(self, confirmed: StreamPosition) -> None:
+        if len(self.journal) < COMPACTED_EVENTS:
             return
         feeders = self.leadership.connections.values() if self.leadership is not None else ()
         needed = [each.needs_state_from for each in feeders]
-        bound = min(confirmed.sequence, self.states.last, *(each for each in needed if each is not None))
-        bound = max(bound, self.states.folded)
-        if "fold what is not confirmed" in self.bugs:
-            bound, confirmed = self.states.last, self.end
-        folded = self.states.fold(bound, confirmed)
-        if folded:
-            self.disk.folded = (bound, int.from_bytes(folded[-1].payload, "big"))
-            self.disk.frames = list(self.states.after(bound))
-            self.disk.synced_frames = max(0, self.disk.synced_frames - len(folded))
+        bound = min(confirmed.sequence, self.journal.last, *(each for each in needed if each is not None))
+        bound = max(bound, self.journal.snapshot)
+        if "compact what is not confirmed" in self.bugs:
+            bound, confirmed = self.journal.last, self.end
+        compacted = self.journal.compact(bound, confirmed)
+        if compacted:
+            self.disk.tables = (bound, int.from_bytes(compacted[-1].payload, "big"))
+            self.disk.events = list(self.journal.after(bound))
+            self.disk.synced_events = max(0, self.disk.synced_events - len(compacted))
 
     def cut(self, position: StreamPosition, epoch: int) -> None:
         """Truncate log, state and epochs durably."""
@@ -153,9 +153,9 @@ class BrokerParts:
         del disk.log[position.offset :]
         disk.synced_log = min(disk.synced_log, len(disk.log))
         if "cut without the state" not in self.bugs:
-            self.states.cut(position.sequence)
-            disk.frames = list(self.states.after(self.states.folded))
-            disk.synced_frames = min(disk.synced_frames, len(disk.frames))
+            self.journal.cut(position.sequence)
+            disk.events = list(self.journal.after(self.journal.snapshot))
+            disk.synced_events = min(disk.synced_events, len(disk.events))
         disk.epochs.cut(epoch)
-        self.end = StreamPosition(len(disk.log), self.states.last)
+        self.end = StreamPosition(len(disk.log), self.journal.last)
         disk.epochs.clamp(self.end)

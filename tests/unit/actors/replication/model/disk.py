@@ -10,7 +10,7 @@ from raymq.actors.broker.replication.reconciliation import StreamExtent
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import StoreFailed
 from raymq.storage.journal.journal_event import JournalEvent
-from tests.unit.actors.replication.model.state_stream import StateStream
+from tests.unit.actors.replication.model.model_journal import ModelJournal
 
 #: A message consists of its number, in this many bytes.
 RECORD_BYTES = 8
@@ -34,10 +34,10 @@ class BrokerDisk:
 
     identity: str
     log: bytearray = field(default_factory=bytearray)
-    frames: list[JournalEvent] = field(default_factory=list)
+    events: list[JournalEvent] = field(default_factory=list)
     epochs: EpochMap = field(default_factory=EpochMap)
-    #: The tables: the last frame folded into them, and the committed offset of the consumer group.
-    folded: tuple[int, int] = (0, 0)
+    #: The tables of the snapshot: its newest event, and the committed offset of the consumer group.
+    tables: tuple[int, int] = (0, 0)
     fenced: int = 0
     #: Nonces of the starts that the register may list.
     nonces: list[str] = field(default_factory=list)
@@ -48,38 +48,38 @@ class BrokerDisk:
     boot: int = 0
     fails: bool = False
     synced_log: int = 0
-    synced_frames: int = 0
+    synced_events: int = 0
 
     def sync(self) -> None:
         """Simulate fsync; raise StoreFailed on a failing disk."""
         if self.fails:
             raise StoreFailed("fsync failed")
-        self.synced_log, self.synced_frames = len(self.log), len(self.frames)
+        self.synced_log, self.synced_events = len(self.log), len(self.events)
 
     def lose_power(self, chance: random.Random, keep: int) -> None:
         """Drop unsynced writes at random, but no log byte before `keep`."""
         length = max(chance.randint(min(self.synced_log, len(self.log)), len(self.log)), keep)
         if length < len(self.log):
             del self.log[length:]
-        count = chance.randint(min(self.synced_frames, len(self.frames)), len(self.frames))
-        del self.frames[count:]
+        count = chance.randint(min(self.synced_events, len(self.events)), len(self.events))
+        del self.events[count:]
         self.boot += 1
 
-    def recover(self) -> tuple[StateStream, StreamExtent]:
+    def recover(self) -> tuple[ModelJournal, StreamExtent]:
         """Recover as a start does.
 
         Whole records stay, with the state that refers to them and the epochs that begin within the log.
         """
         del self.log[len(self.log) - len(self.log) % RECORD_BYTES :]
-        states = StateStream(self.folded[0], self.frames)
-        states.clamp(len(self.log))
-        self.frames = list(states.after(states.folded))
+        journal = ModelJournal(self.tables[0], self.events)
+        journal.clamp(len(self.log))
+        self.events = list(journal.after(journal.snapshot))
         self.synced_log = min(self.synced_log, len(self.log))
-        self.synced_frames = min(self.synced_frames, len(self.frames))
-        end = StreamPosition(len(self.log), states.last)
+        self.synced_events = min(self.synced_events, len(self.events))
+        end = StreamPosition(len(self.log), journal.last)
         self.epochs.clamp(end)
-        return states, StreamExtent(self.epochs, StreamPosition(0, states.folded), end)
+        return journal, StreamExtent(self.epochs, StreamPosition(0, journal.snapshot), end)
 
     def progress(self) -> int:
         """Return the consumer group's committed offset, in messages."""
-        return int.from_bytes(self.frames[-1].payload, "big") if self.frames else self.folded[1]
+        return int.from_bytes(self.events[-1].payload, "big") if self.events else self.tables[1]

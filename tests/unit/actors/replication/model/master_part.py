@@ -55,8 +55,8 @@ class MasterPart(BrokerParts):
         if progress is not None:
             if progress <= self.disk.progress():
                 return "repeat"
-            self.disk.frames.append(self.states.make(progress.to_bytes(8, "big"), len(self.disk.log)))
-        self.end = end = StreamPosition(len(self.disk.log), self.states.last)
+            self.disk.events.append(self.journal.append(progress.to_bytes(8, "big"), len(self.disk.log)))
+        self.end = end = StreamPosition(len(self.disk.log), self.journal.last)
         leadership.in_sync.appended(end, leadership.in_sync.acknowledged_by(self.number) or BEGIN)
         self.pump()
         if self.world.flush_sync:
@@ -128,7 +128,7 @@ class MasterPart(BrokerParts):
                 elif feeder.position is not None and turn % 3 == 0:
                     line.send(feeder.heartbeat().encode(), by_source=False)
             if turn % 10 == 0:
-                self.fold(leadership.in_sync.confirmed)
+                self.compact(leadership.in_sync.confirmed)
             turn += 1
             await self.process.pause(0.1)
 
@@ -222,7 +222,7 @@ class MasterPart(BrokerParts):
         feeder = leadership.connections.setdefault(
             line,
             ReplicationSender(
-                leadership.epoch, lambda: self.extent, self.states.after, lambda: leadership.in_sync.confirmed
+                leadership.epoch, lambda: self.extent, self.journal.after, lambda: leadership.in_sync.confirmed
             ),
         )
         verdict, answer = feeder.on_hello(hello, frame.position)
@@ -231,7 +231,7 @@ class MasterPart(BrokerParts):
             leadership.in_sync.connected(hello.replica, connection, verdict.position, hello.nonce)
             self.pump()
         elif isinstance(verdict, InstallSnapshot):
-            tables = self.disk.folded[1].to_bytes(8, "big")
+            tables = self.disk.tables[1].to_bytes(8, "big")
             for kind, body in ((FrameKind.TABLES, tables), (FrameKind.SNAPSHOT_END, b"")):
                 line.send(ReplicationFrame(kind, leadership.epoch, body=body).encode(), by_source=False)
 

@@ -20,8 +20,8 @@ from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import ReplicaRecord
 from raymq.storage.errors import StoreError
 from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
+from tests.unit.actors.replication.model.model_journal import ModelJournal
 from tests.unit.actors.replication.model.network import Line
-from tests.unit.actors.replication.model.state_stream import StateStream
 from tests.unit.actors.replication.replication_reader import ReplicationReader
 
 
@@ -77,7 +77,7 @@ class ReplicaPart(BrokerParts):
             if self.world.flush_sync and "acknowledge before the fsync" not in self.bugs:
                 self.disk.sync()
             line.send(follower.acknowledgement(self.end).encode(), by_source=True)
-            self.fold(self.confirmed)
+            self.compact(self.confirmed)
 
     async def _later(self, line: Line, steps: list[Step]) -> None:
         await self.process.pause(0.05)
@@ -95,23 +95,23 @@ class ReplicaPart(BrokerParts):
             disk.log += step.content
         elif isinstance(step, WriteEvents):
             for frame in step.events:
-                self.states.take(frame)
-            disk.frames += step.events
+                self.journal.take(frame)
+            disk.events += step.events
         elif isinstance(step, BeginEpoch):
             disk.epochs.append(step.entry)
         elif isinstance(step, TruncateStream):
             self.cut(step.position, step.epoch)
         elif isinstance(step, BeginSnapshot):
             del disk.log[step.position.offset if step.keeps_log else 0 :]
-            disk.frames, disk.epochs, disk.folded = [], step.epochs, (0, 0)
-            disk.synced_log, disk.synced_frames = min(disk.synced_log, len(disk.log)), 0
-            self.states = StateStream()
+            disk.events, disk.epochs, disk.tables = [], step.epochs, (0, 0)
+            disk.synced_log, disk.synced_events = min(disk.synced_log, len(disk.log)), 0
+            self.journal = ModelJournal()
             self.tables = (step.position.sequence, 0)
         elif isinstance(step, LoadSnapshotPart):
             self.tables = (self.tables[0], int.from_bytes(step.content, "big"))
         elif isinstance(step, EndSnapshot):
-            disk.folded = self.tables
-            self.states = StateStream(self.tables[0])
-        self.end = StreamPosition(len(disk.log), self.states.last)
+            disk.tables = self.tables
+            self.journal = ModelJournal(self.tables[0])
+        self.end = StreamPosition(len(disk.log), self.journal.last)
         if isinstance(step, TruncateStream | EndSnapshot):
             line.send(self._hello(follower), by_source=True)

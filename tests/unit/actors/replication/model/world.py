@@ -9,7 +9,7 @@ The invariants of replication, and where they are checked:
     I11 one broker per epoch acknowledges, none in an epoch before one that has acknowledged        `acknowledged`
     I12 a flipped bit does not spread                                                               `check_seen`
     I13 after all faults a message is acknowledged, and all replicas are equal                      `recover`
-    I14 state frames are folded, not kept forever                                                   `check_end`
+    I14 events are compacted, not kept forever                                                      `check_end`
     Besides: with sync an acknowledged message lies on `min_in_sync` disks                          `acknowledged`
 """
 
@@ -29,7 +29,7 @@ from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.actors.keeper.master_lease import claim_of
 from tests.unit.actors.keeper.in_memory_keepers import MemoryFile
 from tests.unit.actors.replication.model.broker_node import BrokerNode
-from tests.unit.actors.replication.model.broker_parts import FOLDED_FRAMES, GROUP, Leadership
+from tests.unit.actors.replication.model.broker_parts import COMPACTED_EVENTS, GROUP, Leadership
 from tests.unit.actors.replication.model.coordinator_node import (
     CoordinatorNode,
     KeeperNode,
@@ -149,15 +149,15 @@ class World:
             piece = disk.log[at : at + RECORD_BYTES]
             if not any(other.log[at : at + RECORD_BYTES] == piece for other in others):
                 keep = at + RECORD_BYTES
-        frames = disk.synced_frames
-        if disk.frames and all(other.progress() < disk.progress() for other in others):
-            # The next start would drop a frame whose log is missing.
-            frames, keep = len(disk.frames), max(keep, disk.frames[-1].log_offset)
-        before = len(disk.log), len(disk.frames)
-        saved = disk.synced_frames
-        disk.synced_frames = frames
+        events = disk.synced_events
+        if disk.events and all(other.progress() < disk.progress() for other in others):
+            # The next start would drop an event whose log is missing.
+            events, keep = len(disk.events), max(keep, disk.events[-1].log_offset)
+        before = len(disk.log), len(disk.events)
+        saved = disk.synced_events
+        disk.synced_events = events
         disk.lose_power(self.chance, keep)
-        disk.synced_frames = min(saved, len(disk.frames))
+        disk.synced_events = min(saved, len(disk.events))
         if not self.flush_sync and before != (0, 0):
             disk.tail_lost = True
 
@@ -387,8 +387,8 @@ class World:
             # A replica elected with a warning has the longest log, but not all of the state.
             if not (0 if self.warned else self.acked_progress) <= disk.progress() <= len(there):
                 raise Violated(f"I7: b{number}: progress {disk.progress()}, acknowledged was {self.acked_progress}")
-            if len(disk.frames) > 2 * FOLDED_FRAMES:
-                raise Violated(f"I14: b{number} keeps {len(disk.frames)} frames")
+            if len(disk.events) > 2 * COMPACTED_EVENTS:
+                raise Violated(f"I14: b{number} keeps {len(disk.events)} events")
 
     def _describe(self) -> str:
         parts = []
