@@ -143,6 +143,7 @@ def test_copy_undoes_deletion_after_kill(pair: ReplicaPair, failpoint: str) -> N
     assert bodies(pair.follower, "kept") == [b"kept %d" % number for number in range(5)]
 
 
+@pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("keeps_log", [True, False], ids=["log kept", "log restarted"])
 def test_copy_killed_at_any_change_is_completed(pair: ReplicaPair, tmp_path: Path, keeps_log: bool) -> None:
     pair.reopen(killed=False)

@@ -170,6 +170,7 @@ def killed_at(step: str, directory: Path, config: StoreConfig = CONFIG) -> bool:
 STEPS = [name for name in NAMES if name.startswith(("format.", "state.", "replace.", "export."))]
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_conversion_loses_nothing(former: Path, step: str) -> None:
     times = 1
@@ -196,6 +197,7 @@ def open_and_close(directory: Path) -> None:
     Store.open(directory, CONFIG).close()
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("kind", ["open", "write", "short_write", "truncate", "allocate", "rename", "make_folder"])
 def test_conversion_on_a_full_disk_loses_nothing(former: Path, kind: str) -> None:
     counted = FaultyCalls(real=UnsyncedCalls())

@@ -146,6 +146,7 @@ def test_read_only_store_of_format_2_changes_no_file(former: Path) -> None:
 STEPS = [name for name in NAMES if name.startswith(("format.", "state.", "replace."))]
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_conversion_loses_and_doubles_nothing(former: Path, step: str) -> None:
     times, expected = 1, written(former)
@@ -177,6 +178,7 @@ def test_journal_with_epochs_is_newer_than_former_files(former: Path) -> None:
     check_converted(former, expected)
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("kind", ["open", "write", "short_write", "rename", "fdatasync", "unlink"])
 def test_conversion_on_a_bad_disk_loses_nothing(former: Path, kind: str) -> None:
     counted, expected = FaultyCalls(real=UnsyncedCalls()), written(former)
