@@ -23,29 +23,32 @@ from xdist.scheduler import LoadScopeScheduling
 RAYS: Final = 2
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _MARK: Final = re.compile(r"\bpytest\.mark\.(ray|spark)\b")
-#: Files that take a minute or more on two busy cores, the longest first. They begin before all others but Spark.
+#: Files that take 20 seconds or more, about the longest first. They begin before all others but Spark.
 _LONGEST: Final = (
-    "tests/integration/test_cluster_start.py",
-    "tests/crash/test_replica_kill.py",
-    "tests/integration/test_ray_selection.py",
-    "tests/chaos/test_failover.py",
-    "tests/integration/test_replicas.py",
-    "tests/crash/test_killed_replicas.py",
     "tests/integration/test_readme.py",
+    "tests/integration/test_replicas.py",
+    "tests/crash/test_replicas.py",
     "tests/crash/test_commit_kill.py",
-    "tests/integration/test_releases.py",
-    "tests/integration/test_paused_brokers.py",
-    "tests/integration/test_consumer_supervision.py",
-    "tests/integration/test_outbox.py",
+    "tests/interop/store/test_rocketmq_store.py",
     "tests/integration/test_cluster.py",
-    "tests/integration/test_simple_consumer.py",
+    "tests/integration/test_broker_deaths.py",
+    "tests/crash/test_copy_kill.py",
+    "tests/crash/test_replica_rejoin.py",
+    "tests/crash/test_killed_replicas.py",
+    "tests/unit/storage/journal/test_format_1.py",
+    "tests/unit/storage/journal/test_format_2.py",
+    "tests/integration/test_cluster_start.py",
+    "tests/integration/test_cluster_start_signals.py",
+    "tests/crash/test_properties.py",
+    "tests/integration/test_doctor.py",
+    "tests/crash/test_state_prefixes.py",
+    "tests/crash/test_file_damage.py",
+    "tests/integration/test_outbox.py",
     "tests/chaos/test_kill_each_actor.py",
-    "tests/crash/test_power_loss.py",
-    "tests/crash/test_golden_damage.py",
-    "tests/integration/test_shared_producer_death.py",
-    "tests/crash/test_idempotent_batches_and_power_loss.py",
+    "tests/crash/test_replica_kill.py",
     "tests/integration/test_worker_processes.py",
-    "tests/crash/test_fuzz.py",
+    "tests/integration/test_shared_producer_death.py",
+    "tests/chaos/test_failover.py",
 )
 
 
