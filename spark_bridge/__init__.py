@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raymq.spark_bridge.batch_plan import StreamBroken
     from raymq.spark_bridge.session import SparkBridge
-    from raymq.spark_bridge.source.source_registration import register_source
+    from raymq.spark_bridge.spark4_source.source_registration import register_source
     from raymq.spark_bridge.stream_manager import StreamProgress
     from raymq.spark_bridge.writer import TopicSink, WriteResult
 
@@ -25,7 +25,7 @@ _MODULES = {
     "StreamProgress": "stream_manager",
     "TopicSink": "writer",
     "WriteResult": "writer",
-    "register_source": "source.source_registration",
+    "register_source": "spark4_source.source_registration",
 }
 
 

@@ -29,7 +29,7 @@ from raymq.spark_bridge.offset_ranges import Position, check_on_data_loss, commi
 from raymq.spark_bridge.progress_bars import progress_console, task_progress
 from raymq.spark_bridge.session_folder import SessionFolder
 from raymq.spark_bridge.session_settings import check_user_settings, merge_settings, spark_settings
-from raymq.spark_bridge.source.source_registration import has_data_sources, register_source
+from raymq.spark_bridge.spark4_source.source_registration import has_data_sources, register_source
 from raymq.spark_bridge.spark_application import SparkApplication
 from raymq.spark_bridge.spark_logging import log_tail, write_log_settings
 from raymq.spark_bridge.spark_placement import Placement, find_placement

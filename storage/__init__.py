@@ -21,6 +21,6 @@ The path of a message:
     `Store.append` receives records that `records.record.encode` or its batch forms encoded;
     log.record_checker checks them, and log.message_writer copies them to the end of the commit log.
     log.dispatch adds an entry for each record to its consume queue, and to the key index if the record has keys;
-    log.flush writes them to the disk, and log.checkpoint records up to which offset that is done.
+    log.background_flusher writes them to the disk, and log.checkpoint records up to which offset that is done.
     log.message_reader finds an offset's entry and returns views of the log; log.retention deletes old files.
 """

@@ -29,7 +29,7 @@ from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
 from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.journal.state_journal import StateJournal
-from raymq.storage.log.flush import Flusher
+from raymq.storage.log.background_flusher import Flusher
 from raymq.storage.log.message_writer import AppendResult, MessageWriter
 from raymq.storage.log.record_checker import CheckedRecord, check_topic_queues
 from raymq.storage.log.recovery import RecoveryReport

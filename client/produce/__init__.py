@@ -8,7 +8,7 @@ What is in it, in the order to read it:
     message_encoder, message_batch: encode messages as records, and hold their futures.
     batcher: gather messages so that they are sent together.
     body_limits: how long a message body may be.
-    queue_accumulator: send the batches of one queue one after the other.
+    ordered_queue_sender: send the batches of one queue one after the other.
     sent_results: turn the brokers' responses into results.
     message_recall: withdraw delayed messages.
     transaction: messages that are visible when they are committed; transaction_responder: answers brokers' checks.

@@ -39,8 +39,8 @@ from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, find_oversized
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, OpenBatches, Outcome, PendingResult
 from raymq.client.produce.message_encoder import encode_messages, packed_host
+from raymq.client.produce.ordered_queue_sender import Encoded, KeyedMutex, OrderedQueueSender
 from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
-from raymq.client.produce.queue_accumulator import Encoded, KeyedMutex, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
 
 #: A batch of this size is sent at once.
@@ -109,7 +109,7 @@ class Batcher:
         #: The batches that the loop is sending.
         self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
         #: Sends the batches of one queue one after the other: the order of sending is the order of delivery.
-        self._lines = QueueAccumulator(self._store, BATCH_BYTES)
+        self._lines = OrderedQueueSender(self._store, BATCH_BYTES)
         #: By topic: the batches choose queues for their sharding keys one after the other, even if one takes longer
         #: than the next.
         self._choosing: KeyedMutex[str] = KeyedMutex()

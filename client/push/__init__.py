@@ -5,7 +5,7 @@ What is in it, in the order to read it:
     listener: call the listener and read its results.
     push_pop_engine, message_leases, lease_settler: with mode="pop", which messages are leased to the consumer, and what
     their brokers are told.
-    push_consumer_engine, queue_assignment: which queues the consumer owns, and how it takes them over and releases
+    push_consumer_engine, rebalance: which queues the consumer owns, and how it takes them over and releases
     them.
     start_offsets: where a group starts in a queue without a committed offset.
     queue_fetcher: what is fetched, and how to go on in a queue that cannot be read at the next offset.

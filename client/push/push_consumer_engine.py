@@ -1,6 +1,6 @@
 """Run a push consumer: assign queues, carry out the assignment's instructions, and commit.
 
-The engine runs on the connection's event loop. `raymq.client.push.queue_assignment` decides what to do with a queue and
+The engine runs on the connection's event loop. `raymq.client.push.rebalance` decides what to do with a queue and
 in which order. `raymq.client.push.queue_fetcher` fetches.
 """
 
@@ -35,7 +35,8 @@ from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.offset_committer import OffsetCommitter
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.queue_assignment import (
+from raymq.client.push.queue_fetcher import FetchIdentity, QueueFetcher
+from raymq.client.push.rebalance import (
     AwaitRunningCalls,
     CommitFinal,
     DropQueue,
@@ -48,7 +49,6 @@ from raymq.client.push.queue_assignment import (
     RebalanceResult,
     UnlockQueue,
 )
-from raymq.client.push.queue_fetcher import FetchIdentity, QueueFetcher
 from raymq.client.push.start_offsets import StartOffsets
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime

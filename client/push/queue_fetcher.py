@@ -29,7 +29,7 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.message_decoder import decode_each, decode_message, decode_messages
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.queue_assignment import QueueBackoffs
+from raymq.client.push.rebalance import QueueBackoffs
 from raymq.client.requests.fetch_request import StreamedAnswers, fetch
 from raymq.client.requests.offset_requests import OffsetRequests
 from raymq.storage.errors import StoreCorrupt

@@ -7,7 +7,7 @@ What is in it, in the order to read it:
     key_index, index_file, index_sizes: the index of keys.
     high_watermark, read_barrier: which messages readers may see.
     message_reader, lease: reads and their results.
-    flush, checkpoint, recovery_start: sync to disk, and where the next recovery begins.
+    background_flusher, checkpoint, recovery_start: sync to disk, and where the next recovery begins.
     recovery, queue_offset_validator, queue_repair, damaged_copies: repairs when a store is opened or read.
     log_salvage: a walk over a damaged log.
     retention: expiry and deletion of files.

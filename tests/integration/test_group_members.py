@@ -30,7 +30,7 @@ from raymq.client.members.assignment_strategies import STRATEGIES, get_strategy
 from raymq.client.push import push_consumer_engine as consuming
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.queue_assignment import Stage
+from raymq.client.push.rebalance import Stage
 from raymq.client.requests.offset_requests import OffsetRequests
 from tests.chaos.history import History
 from tests.chaos.traffic import Traffic

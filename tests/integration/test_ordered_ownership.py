@@ -28,7 +28,7 @@ from raymq.client import (
     PushConsumer,
     ReceivedMessage,
 )
-from raymq.client.push.queue_assignment import Stage
+from raymq.client.push.rebalance import Stage
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
 from tests.polling import poll_until

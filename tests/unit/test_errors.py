@@ -34,7 +34,7 @@ SAMPLES: dict[str, Any] = {
 
 
 #: Modules that derive from classes of Spark 4.2; with another Spark `spark_bridge.register_source` raises an error.
-OF_SPARK_4 = {f"raymq.spark_bridge.source.{name}" for name in ("data_source", "source_reader", "source_writer")}
+OF_SPARK_4 = {f"raymq.spark_bridge.spark4_source.{name}" for name in ("data_source", "source_reader", "source_writer")}
 
 
 def all_modules() -> list[str]:

@@ -51,7 +51,7 @@ PACKAGES = [
     "datasets",
     "demo",
     "spark_bridge",
-    "spark_bridge.source",
+    "spark_bridge.spark4_source",
     "storage",
     "storage.backup",
     "storage.files",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.queue_assignment import QueueAssignment, Stage
+from raymq.client.push.rebalance import QueueAssignment, Stage
 
 
 def check_process_queue(process: ProcessQueue) -> None:

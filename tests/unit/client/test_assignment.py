@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.push.queue_assignment import (
+from raymq.client.push.rebalance import (
     LONGEST_SECONDS,
     RETURN_SECONDS,
     AwaitRunningCalls,

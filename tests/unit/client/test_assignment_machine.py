@@ -27,7 +27,7 @@ from raymq.actors.broker.core.groups.rebalance_lock_manager import LEASE_SECONDS
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.queue_allocation import average
 from raymq.client.members.lock_table import LockGrant, LockTable
-from raymq.client.push.queue_assignment import (
+from raymq.client.push.rebalance import (
     AwaitRunningCalls,
     CommitFinal,
     DropQueue,

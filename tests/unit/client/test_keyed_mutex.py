@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raymq.client.produce.queue_accumulator import KeyedMutex
+from raymq.client.produce.ordered_queue_sender import KeyedMutex
 
 
 def test_turns_come_in_order_and_are_removed_afterwards() -> None:

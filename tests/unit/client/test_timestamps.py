@@ -25,7 +25,7 @@ from raymq.client.timestamps import (
 from raymq.cluster.output import format_value
 from raymq.spark_bridge.offset_ranges import check_position
 from raymq.spark_bridge.row_staging import delivery_times
-from raymq.spark_bridge.source.source_options import read_options
+from raymq.spark_bridge.spark4_source.source_options import read_options
 
 MILLISECONDS = 1_764_300_000_000
 NOON = datetime(2025, 11, 28, 12, tzinfo=timezone(timedelta(hours=2)))

@@ -26,8 +26,8 @@ from raymq.client import InvalidInput
 from raymq.client.errors import RayMQError
 from raymq.spark_bridge import register_source
 from raymq.spark_bridge.dataframe_schema import message_schema
-from raymq.spark_bridge.source.source_columns import check_columns, selection_of_schema
-from raymq.spark_bridge.source.source_registration import has_data_sources
+from raymq.spark_bridge.spark4_source.source_columns import check_columns, selection_of_schema
+from raymq.spark_bridge.spark4_source.source_registration import has_data_sources
 
 TEXT = StringType()
 

@@ -10,7 +10,7 @@ import pytest
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import MessageQueue
 from raymq.spark_bridge.batch_plan import BatchPlan
-from raymq.spark_bridge.source.checkpoint_offsets import (
+from raymq.spark_bridge.spark4_source.checkpoint_offsets import (
     end_offset,
     initial_offset,
     offset_after,

@@ -9,7 +9,7 @@ import pytest
 
 from raymq.actors.protocol import Tls
 from raymq.client import InvalidInput, MessageQueue
-from raymq.spark_bridge.source.source_options import (
+from raymq.spark_bridge.spark4_source.source_options import (
     ClusterAddress,
     read_options,
     sink_options,

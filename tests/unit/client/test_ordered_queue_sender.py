@@ -15,7 +15,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.send_plan import SendParameters
 from raymq.client import Message
 from raymq.client.produce.message_batch import MakeOutcomes
-from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
+from raymq.client.produce.ordered_queue_sender import Encoded, OrderedQueueSender
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -44,7 +44,7 @@ class Broker:
         return lambda: bodies  # type: ignore[return-value]
 
 
-async def send(accumulator: QueueAccumulator, bodies: str, timeout: float = 60.0, retries: int = 2) -> Sequence[object]:
+async def send(sender: OrderedQueueSender, bodies: str, timeout: float = 60.0, retries: int = 2) -> Sequence[object]:
     messages = [Message("t", body.encode()) for body in bodies.split()]
     encoded = (
         [message.body.decode() for message in messages],
@@ -52,31 +52,29 @@ async def send(accumulator: QueueAccumulator, bodies: str, timeout: float = 60.0
         np.array([len(message.body) for message in messages], np.int32),
     )
     terms = SendParameters(timeout, retries, QUEUE)
-    return (await accumulator.send(QUEUE, messages, encoded, terms, time.monotonic() + timeout))()
+    return (await sender.send(QUEUE, messages, encoded, terms, time.monotonic() + timeout))()
 
 
-def run(most_bytes: int, work: Callable[[QueueAccumulator, Broker], Awaitable[None]]) -> Broker:
+def run(most_bytes: int, work: Callable[[OrderedQueueSender, Broker], Awaitable[None]]) -> Broker:
     async def work_and_check() -> Broker:
         broker = Broker()
-        accumulator = QueueAccumulator(broker.store, most_bytes)
-        await work(accumulator, broker)
-        assert len(accumulator) == len(accumulator._turns) == 0
+        sender = OrderedQueueSender(broker.store, most_bytes)
+        await work(sender, broker)
+        assert len(sender) == len(sender._turns) == 0
         return broker
 
     return asyncio.run(work_and_check())
 
 
-async def begin_sends(
-    accumulator: QueueAccumulator, *sends: tuple[object, ...]
-) -> list[asyncio.Task[Sequence[object]]]:
-    tasks = [asyncio.create_task(send(accumulator, *each)) for each in sends]  # type: ignore[arg-type]
+async def begin_sends(sender: OrderedQueueSender, *sends: tuple[object, ...]) -> list[asyncio.Task[Sequence[object]]]:
+    tasks = [asyncio.create_task(send(sender, *each)) for each in sends]  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     return tasks
 
 
 def test_waiting_sends_share_a_request_with_own_outcomes() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        tasks = await begin_sends(accumulator, ("1",), ("2 3",), ("4",), ("5 6 7",))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        tasks = await begin_sends(sender, ("1",), ("2 3",), ("4",), ("5 6 7",))
         broker.go_on.set()
         assert await asyncio.gather(*tasks) == [[b"1"], [b"2", b"3"], [b"4"], [b"5", b"6", b"7"]]
 
@@ -84,8 +82,8 @@ def test_waiting_sends_share_a_request_with_own_outcomes() -> None:
 
 
 def test_shared_requests_keep_the_byte_limit_and_the_order() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        tasks = await begin_sends(accumulator, ("1",), ("22 22",), ("333",), ("4",), ("55555555",), ("6",))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        tasks = await begin_sends(sender, ("1",), ("22 22",), ("333",), ("4",), ("55555555",), ("6",))
         broker.go_on.set()
         await asyncio.gather(*tasks)
 
@@ -93,8 +91,8 @@ def test_shared_requests_keep_the_byte_limit_and_the_order() -> None:
 
 
 def test_only_sends_with_equal_options_share_a_request() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        tasks = await begin_sends(accumulator, ("1",), ("2",), ("3", 60.0, 0), ("4", 60.0, 0), ("5", 600.0, 0))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        tasks = await begin_sends(sender, ("1",), ("2",), ("3", 60.0, 0), ("4", 60.0, 0), ("5", 600.0, 0))
         broker.go_on.set()
         await asyncio.gather(*tasks)
 
@@ -104,15 +102,15 @@ def test_only_sends_with_equal_options_share_a_request() -> None:
 def test_send_near_its_deadline_gets_its_own_request() -> None:
     """Cover a regression: such a send shortened the timeout of all shared sends."""
 
-    async def late(accumulator: QueueAccumulator) -> Sequence[object]:
+    async def late(sender: OrderedQueueSender) -> Sequence[object]:
         encoded = ["2"], bytearray(b"2"), np.array([1], np.int32)
         terms = SendParameters(60.0, 2, QUEUE)
-        return (await accumulator.send(QUEUE, [Message("t", b"2")], encoded, terms, time.monotonic() + 1.0))()
+        return (await sender.send(QUEUE, [Message("t", b"2")], encoded, terms, time.monotonic() + 1.0))()
 
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        tasks = await begin_sends(accumulator, ("0",), ("1",))
-        tasks.append(asyncio.create_task(late(accumulator)))
-        tasks += await begin_sends(accumulator, ("3",))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        tasks = await begin_sends(sender, ("0",), ("1",))
+        tasks.append(asyncio.create_task(late(sender)))
+        tasks += await begin_sends(sender, ("3",))
         broker.go_on.set()
         await asyncio.gather(*tasks)
 
@@ -122,9 +120,9 @@ def test_send_near_its_deadline_gets_its_own_request() -> None:
 
 
 def test_refused_shared_request_is_repeated_per_send() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
         broker.refuses = b"3"
-        tasks = await begin_sends(accumulator, ("1",), ("2",), ("3",), ("4",))
+        tasks = await begin_sends(sender, ("1",), ("2",), ("3",), ("4",))
         broker.go_on.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in outcomes] == [list, list, InvalidInput, list]
@@ -133,8 +131,8 @@ def test_refused_shared_request_is_repeated_per_send() -> None:
 
 
 def test_expired_send_is_dropped_and_delays_no_other() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        tasks = await begin_sends(accumulator, ("1",), ("2", 0.05), ("3",))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        tasks = await begin_sends(sender, ("1",), ("2", 0.05), ("3",))
         with pytest.raises(NotStored):
             await tasks[1]
         broker.go_on.set()
@@ -144,8 +142,8 @@ def test_expired_send_is_dropped_and_delays_no_other() -> None:
 
 
 def test_waiting_reduces_the_timeout_of_a_send() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        tasks = await begin_sends(accumulator, ("1", 10.0), ("2", 10.0), ("3", 10.0))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        tasks = await begin_sends(sender, ("1", 10.0), ("2", 10.0), ("3", 10.0))
         await asyncio.sleep(0.3)
         broker.go_on.set()
         await asyncio.gather(*tasks)
@@ -156,13 +154,13 @@ def test_waiting_reduces_the_timeout_of_a_send() -> None:
 
 
 def test_unexpected_error_reaches_all_shared_sends() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
         async def fail(*_: object) -> MakeOutcomes:
             await broker.go_on.wait()
             raise MemoryError
 
-        accumulator._store = fail
-        tasks = await begin_sends(accumulator, ("1",), ("2",), ("3",))
+        sender._store = fail
+        tasks = await begin_sends(sender, ("1",), ("2",), ("3",))
         broker.go_on.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in outcomes] == [MemoryError] * 3
@@ -171,9 +169,9 @@ def test_unexpected_error_reaches_all_shared_sends() -> None:
 
 
 def test_cancelled_send_does_not_affect_shared_ones() -> None:
-    async def work(accumulator: QueueAccumulator, broker: Broker) -> None:
-        first = await begin_sends(accumulator, ("1",))
-        others = await begin_sends(accumulator, ("2",), ("3",), ("4",))
+    async def work(sender: OrderedQueueSender, broker: Broker) -> None:
+        first = await begin_sends(sender, ("1",))
+        others = await begin_sends(sender, ("2",), ("3",), ("4",))
         broker.go_on.set()
         await first[0]
         broker.go_on.clear()

@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from raymq.storage.errors import StoreBusy, StoreFailed
-from raymq.storage.log import flush as make_flush
-from raymq.storage.log.flush import Flusher
+from raymq.storage.log import background_flusher as make_flush
+from raymq.storage.log.background_flusher import Flusher
 from tests.polling import poll_until
 
 ERRORS = (

@@ -92,11 +92,11 @@ class _Part:
     outcomes: asyncio.Future[MakeOutcomes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class QueueAccumulator:
+class OrderedQueueSender:
     """The waiting batches of one producer by queue. A queue without batches uses no memory."""
 
     def __init__(self, store: Store, most_bytes: int) -> None:
-        """Initialize the accumulator.
+        """Initialize the sender.
 
         Args:
             store: sends messages.

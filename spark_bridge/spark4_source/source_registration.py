@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from raymq.client.connection import Connection
 from raymq.client.errors import RayMQError
-from raymq.spark_bridge.source.source_options import ClusterAddress
+from raymq.spark_bridge.spark4_source.source_options import ClusterAddress
 
 
 def has_data_sources() -> bool:
@@ -35,7 +35,7 @@ def register_source(spark: SparkSession, mq: Connection | None = None, *, tasks:
             f"Spark {pyspark.__version__} has no data sources in Python that can limit a batch",
             remedy="install raymq[spark4], which brings Spark 4.2; or use SparkBridge's read, stream, write and sink",
         )
-    from raymq.spark_bridge.source.data_source import TopicSource
+    from raymq.spark_bridge.spark4_source.data_source import TopicSource
 
     defaults = {} if mq is None else ClusterAddress(tuple(mq.name_servers), mq.tls).as_options()
     if tasks is not None:

@@ -10,10 +10,10 @@ from pyspark.sql.types import StructType
 
 from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.dataframe_schema import message_schema
-from raymq.spark_bridge.source.source_columns import check_columns, selection_of_schema
-from raymq.spark_bridge.source.source_options import read_options, sink_options, stream_options, write_options
-from raymq.spark_bridge.source.source_reader import TopicReader, TopicStreamReader
-from raymq.spark_bridge.source.source_writer import TopicStreamWriter, TopicWriter
+from raymq.spark_bridge.spark4_source.source_columns import check_columns, selection_of_schema
+from raymq.spark_bridge.spark4_source.source_options import read_options, sink_options, stream_options, write_options
+from raymq.spark_bridge.spark4_source.source_reader import TopicReader, TopicStreamReader
+from raymq.spark_bridge.spark4_source.source_writer import TopicStreamWriter, TopicWriter
 
 #: The name of the format.
 NAME = "raymq"

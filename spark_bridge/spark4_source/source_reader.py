@@ -32,7 +32,7 @@ from raymq.spark_bridge.batch_plan import (
 from raymq.spark_bridge.bounded_read import ReadSelection, check_topics, fetch_task
 from raymq.spark_bridge.fetch_ranges import FetchRanges
 from raymq.spark_bridge.offset_ranges import OffsetRange, fetch_topic_epochs, plan, split_ranges
-from raymq.spark_bridge.source.checkpoint_offsets import (
+from raymq.spark_bridge.spark4_source.checkpoint_offsets import (
     Offset,
     end_offset,
     initial_offset,
@@ -40,7 +40,7 @@ from raymq.spark_bridge.source.checkpoint_offsets import (
     plan_between,
     previous_plan,
 )
-from raymq.spark_bridge.source.source_options import ClusterAddress, ReadOptions, StreamOptions
+from raymq.spark_bridge.spark4_source.source_options import ClusterAddress, ReadOptions, StreamOptions
 from raymq.spark_bridge.stream_manager import StartOffsets, initial_offsets
 
 #: The row for which a task's FetchRanges is called; it has one range.

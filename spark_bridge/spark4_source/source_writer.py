@@ -22,7 +22,7 @@ from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.connection import Connection
 from raymq.client.errors import OutcomeUnknown, RayMQError
 from raymq.spark_bridge.row_staging import StageRows
-from raymq.spark_bridge.source.source_options import WriteOptions
+from raymq.spark_bridge.spark4_source.source_options import WriteOptions
 from raymq.spark_bridge.stream_tasks import current_batch
 from raymq.spark_bridge.writer import sink_series, writable_queues
 
