@@ -56,7 +56,7 @@ class ReplicationPolicy(Struct, frozen=True, rename="camel"):
         min_in_sync: with "sync", a group whose in-sync set is smaller than this accepts no messages.
     """
 
-    mode: Annotated[str, Meta(pattern="^a?sync$")] = "async"
+    mode: Annotated[str, Meta(pattern=r"^a?sync\Z")] = "async"
     min_in_sync: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
 
 

@@ -63,7 +63,8 @@ class KeeperRecord:
     @classmethod
     def decode(cls, encoded: bytes) -> KeeperRecord:
         """Return the record that `encode` wrote; raise InvalidInput for any other form."""
-        if b'"keys":' in encoded:
+        names = typed_json.decode(encoded, dict[str, msgspec.Raw], "keeper's file", "a keeper's record")
+        if "keys" in names and "slots" not in names:
             encoded = _converted(encoded)
         return typed_json.decode(encoded, cls, "keeper's file", "a keeper's record")
 

@@ -491,6 +491,7 @@ class ReplicaManager(ReplicaState):
     async def _open_stream(self) -> None:
         config = StoreConfig(**{**self.spec.store, "store_host": self.address})
         directory, backlog = Path(self.spec.directory), self._backlog
+        self._is_closed_well = False
         self.stream = await asyncio.to_thread(ReplicaStream.open, directory, config, self.metadata, backlog)
         self._backlog = None
 
@@ -500,6 +501,7 @@ class ReplicaManager(ReplicaState):
         if stream is not None:
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(stream.close)
+                self._is_closed_well = stream.is_safe
 
     # -- sockets
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,11 @@ def test_keeper_record_of_former_form_is_read() -> None:
     content["keepers"].pop("kind")
     content["keys"] = content.pop("slots")
     assert KeeperRecord.decode(json.dumps(content, separators=(",", ":")).encode()) == RECORD
+
+
+def test_keeper_record_with_a_slot_named_keys_is_read() -> None:
+    record = replace(RECORD, slots={"keys": next(iter(RECORD.slots.values()))})
+    assert KeeperRecord.decode(record.encode()) == record
 
 
 def test_damaged_keeper_file_raises_store_corrupt(tmp_path: Path) -> None:
