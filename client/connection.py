@@ -276,7 +276,12 @@ class Connection(Closeable):
         Raise ClientClosed after `close()`.
         """
         self._check_open(coroutine)
-        return self._background().submit(coroutine)
+        try:
+            return self._background().submit(coroutine)
+        except RuntimeError:
+            if self._closed:  # closed in the meantime, by another thread or by a signal handler
+                raise ClientClosed("the connection to the cluster was closed") from None
+            raise
 
     def wait(self, working: Future[_T], timeout: float | None = None) -> _T:
         """Return the result of a future that `submit` returned.

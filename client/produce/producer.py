@@ -258,13 +258,13 @@ class Producer(ClientBase):
             InvalidInput: the body is above 4 MiB and longer than the brokers' `max_message_bytes`. Nothing was sent.
         """
         arguments.instance("message", message, Message)
-        self._check_may_send()
-        terms = replace(self._terms(message, {**options, "retries": 0}), waits=False)
-        if terms.queue is not None and not self._mq.is_on_loop:
-            self._mq.run(self._check_queue(terms.queue, terms.timeout))
-        if len(message.body) > ALWAYS_READABLE_BYTES and not self._mq.is_on_loop:
-            self._mq.run(self._limits.check_one(message, terms))
-        self._in_background(self._forget(self._paths.sends, message, terms))
+        with self._marks_send():
+            terms = replace(self._terms(message, {**options, "retries": 0}), waits=False)
+            if terms.queue is not None and not self._mq.is_on_loop:
+                self._mq.run(self._check_queue(terms.queue, terms.timeout))
+            if len(message.body) > ALWAYS_READABLE_BYTES and not self._mq.is_on_loop:
+                self._mq.run(self._limits.check_one(message, terms))
+            self._in_background(self._forget(self._paths.sends, message, terms))
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Send messages of one topic in parts of at most 4 MiB.

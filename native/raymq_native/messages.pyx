@@ -86,14 +86,12 @@ def number_messages(list messages not None, int64_t first):
     cdef Py_ssize_t i, count = len(messages)
     cdef bint all_new = True
     cdef MessageFields message
-    for each in messages:
-        if (<MessageFields?>each)._key is not None:
-            all_new = False
-            break
     for i in range(count):
-        message = <MessageFields>messages[i]
+        message = <MessageFields?>messages[i]
         if message._key is None:
             message._key = first + i
+        else:  # it had one, or is listed twice
+            all_new = False
     return range(first, first + count) if all_new else [(<MessageFields>each)._key for each in messages]
 
 

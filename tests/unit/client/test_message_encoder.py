@@ -70,6 +70,12 @@ def test_key_numbers_are_stable() -> None:
     assert list(key_numbers(messages)) == list(key_numbers(messages))
 
 
+def test_message_listed_twice_has_one_key_number() -> None:
+    message, other = Message("t", b"x"), Message("t", b"y")
+    first, second, third = key_numbers([message, message, other])
+    assert first == second != third
+
+
 def test_parts_hold_at_most_4_mib() -> None:
     messages = [Message("t", bytes(1 + size)) for size in [1_000_000] * 9 + [4 * 1024 * 1024 - 1] + [10] * 50]
     parts = list(message_parts(messages, key_numbers(messages), HOST4))
