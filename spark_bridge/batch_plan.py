@@ -216,7 +216,10 @@ def _places_of(
 def _position(
     queue: MessageQueue, bounds: QueueBounds, previous: BatchPlan, start_offsets: Mapping[MessageQueue, int] | None
 ) -> int | None:
-    """Return the offset at which a queue continues or begins; None for one that is not to be read."""
+    """Return the offset at which a queue continues or begins.
+
+    None for one that is not to be read.
+    """
     if queue in previous.ranges:
         return previous.ranges[queue][1]
     if not bounds.readable:

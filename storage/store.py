@@ -271,7 +271,7 @@ class Store(StoreReader, Closeable):
         return self._writer.checker.one(memoryview(record), check_crc=True)
 
     def write(self, single: CheckedRecord) -> tuple[int, int]:
-        """Write a checked record to the log, and return its queue offset and its physical offset.
+        """Write a checked record to the log; return queue and physical offset.
 
         The record survives a crash of the process. `dispatch` has to follow; other appends do it if it does not.
 

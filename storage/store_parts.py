@@ -209,7 +209,10 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
 
 
 def _take_directory(directory: Path, paths: layout_of.StorePaths, opening: _Opening, resources: ExitStack) -> None:
-    """Lock the directory, and bring it to the present format; only check the format to read."""
+    """Lock the directory, and bring it to the present format.
+
+    Only check the format to read.
+    """
     if opening.writable:
         resources.callback(layout_of.take_lock(paths).release)
     else:

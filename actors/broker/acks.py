@@ -1,4 +1,4 @@
-"""Decide when a leader answers an append: what has to have it, the disk or the replicas."""
+"""Decide when a leader answers an append: after the disk, or after replicas."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ class ReplicaAcks(Protocol):
     """Acknowledgements by replicas, which alone decide when an append is answered."""
 
     def answer(self, make: Callable[[SendStatus], _T]) -> SyncCallbackFuture[_T]:
-        """Ship what was just written to the log; return a future of `make`'s result for its status."""
+        """Ship what was just written to the log.
+
+        Return a future of `make`'s result for its status.
+        """
 
 
 class Acks(Protocol):
-    """What differs between the leader of one copy and that of several: who has to have an append.
+    """What differs between the leader of one copy and of several.
 
     Attributes:
         is_immediate: an append is answered, and may be delivered, while it is being stored.
@@ -49,10 +52,10 @@ class Acks(Protocol):
         """
 
     def durable(self) -> Awaitable[SendStatus] | None:
-        """Return the wait until all appends so far are as durable as promised, or None if no wait is needed."""
+        """Return the wait until all appends are as durable as promised, or None."""
 
     def answer(self, make: Callable[[SendStatus], Command]) -> Command | asyncio.Future[Command]:
-        """Return `make`'s result for the status of the append just made, at once if no wait is needed."""
+        """Return `make`'s result for the status of the append just made."""
 
     def guarded(self, commands: Commands) -> Mapping[int, Handler]:
         """Return the commands' handlers, which refuse or delay what this broker may not answer."""

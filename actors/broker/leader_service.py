@@ -1,4 +1,4 @@
-"""Serve the clients of a broker that leads its group: the server, its handlers, and the periodic tasks.
+"""Serve the clients of a broker that leads its group.
 
 One event loop owns everything: sockets, decisions and appends run in order on it, without locks. Blocking calls (a
 flush) run on another thread.
@@ -83,7 +83,9 @@ _log = logging.getLogger(__name__)
 
 
 class LeaderService:
-    """What serves clients while a broker leads. It is created by `start`, used and stopped on its event loop.
+    """What serves clients while a broker leads.
+
+    It is created by `start`, used and stopped on its event loop.
 
     Attributes:
         acks: decides when appends are acknowledged.

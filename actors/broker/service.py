@@ -1,4 +1,4 @@
-"""Run a broker without Ray, in every role: its directory, its sockets, and who decides its role.
+"""Run a broker without Ray, in every role.
 
 The actor in `broker_actor` wraps it. A broker whose group has one copy leads from its start. In a group of several
 copies, `ReplicaManager` begins and ends the leadership as the register says. Either way a `LeaderService` serves the
@@ -99,14 +99,17 @@ class BrokerService:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Return why this broker is not in its group ("register"), or not in a name server's routes (its address).
+        """Return why this broker is not in its group or in routes, by place.
 
         The result is empty if there is no such problem.
         """
         return self._role.troubles
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
-        """Deliver what is due, and record the calling scheduler's pid for `status`; a replica has nothing due."""
+        """Deliver what is due, and record the calling scheduler's pid for `status`.
+
+        A replica has nothing due.
+        """
         return await self._role.deliver_due(scheduler_pid)
 
     async def invoke(self, session: str, request: Command) -> Command:

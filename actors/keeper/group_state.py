@@ -61,7 +61,9 @@ class ReplicationPolicy(Struct, frozen=True, rename="camel"):
 
 
 class GroupState(Struct, frozen=True, rename="camel", tag_field="kind", tag="group"):
-    """The register's value of one group, immutable. An invalid one raises InvalidInput when it is made.
+    """The register's value of one group, immutable.
+
+    An invalid one raises InvalidInput when it is made.
 
     Attributes:
         master: the replica that may append; None while no master is elected.

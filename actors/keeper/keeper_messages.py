@@ -68,7 +68,10 @@ class LeaseClaim:
 
 
 class _Message(Struct, frozen=True, tag_field="kind", tag=True, forbid_unknown_fields=True):
-    """Base class of requests and answers; the name of a message's class is its kind on the wire."""
+    """Base class of requests and answers.
+
+    The name of a message's class is its kind on the wire.
+    """
 
 
 class Prepare(_Message, frozen=True):

@@ -70,7 +70,7 @@ class KeeperRecord:
 
 
 def _converted(encoded: bytes) -> bytes:
-    """Return a record of the former form, whose slots are "keys" and where an entry has the kind of its value."""
+    """Convert a record of the former form, whose slots are "keys"."""
     record = typed_json.decode(encoded, _FormerRecord, "keeper's file", "a keeper's record")
     for slot in record.keys.values():
         entry = slot["entry"]

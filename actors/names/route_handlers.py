@@ -123,7 +123,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
 
 class _Registration(NamedTuple):
-    """The content of a registration's body: all topics of a broker, or those that changed since a version."""
+    """The content of a registration: all or changed topics of a broker."""
 
     version: DataVersion
     topics: dict[str, QueueData]
@@ -132,7 +132,7 @@ class _Registration(NamedTuple):
 
 
 class _LongRegistrations:
-    """Reads long registrations one after another in a worker thread, and drops those that are obsolete.
+    """Reads long registrations one by one in a thread, and drops obsolete ones.
 
     If many were read at the same time, all would end late, after the time-out of every broker. Each broker would then
     send all of its topics again.
@@ -144,7 +144,10 @@ class _LongRegistrations:
         self._lock = asyncio.Lock()
 
     def add(self, header: RegisterBroker, connection: ServerConnection, request: Command) -> Awaitable[_Registration]:
-        """Return the future content; ServerBusy if the broker sent a newer request or the connection has ended."""
+        """Return the future content.
+
+        ServerBusy if the broker sent a newer request or the connection has ended.
+        """
         replica = header.broker_name, header.broker_id, header.broker_addr
         self._newest[replica] = request
 

@@ -335,7 +335,7 @@ class RouteTable:
         return TopicRoute(topic, tuple(queues), addresses, limits, away)
 
     def topics(self, cluster: str | None = None) -> list[str]:
-        """Return the names of the topics of a cluster, or of all, in any order. May be called in any thread."""
+        """Return the names of the topics of a cluster, or of all. Any thread."""
         names: set[str] = set()
         for replicas in list(self._brokers.values()):
             for each in list(replicas.values()):

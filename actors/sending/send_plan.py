@@ -1,4 +1,4 @@
-"""The parameters and the plan of one send: its budget, its tries and pauses, and its outcome.
+"""Hold the parameters, the plan and the outcome of one send.
 
 The module performs no I/O. All ways to send use it. `timeout` is the budget of the whole send. A try that surely stored
 nothing does not count against `retries`, and is repeated after a pause while there is time.

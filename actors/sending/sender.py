@@ -236,7 +236,10 @@ class Sender:
             await self._pool.wait_for_connection(failed.address, failed.wait)
 
     async def attempt(self, batch: BatchSend) -> SendOutcome | PendingRetry:
-        """Make one try within the batch's plan; raise as `send` if it was the last one."""
+        """Make one try within the batch's plan.
+
+        Raise as `send` if it was the last one.
+        """
         plan, terms = batch.plan, batch.terms
         began = time.monotonic()
         queue: MessageQueue | None = None
@@ -262,7 +265,9 @@ class Sender:
         return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.is_in_doubt else sent
 
     async def _queue(self, route: TopicRoute, batch: BatchSend) -> MessageQueue:
-        """Return the queue of the next try; an idempotent batch holds its sequence then and has its number.
+        """Return the queue of the next try.
+
+        An idempotent batch holds its sequence then and has its number.
 
         Raises:
             BrokerUnavailable: the broker that may have stored the batch has left the routes, so no other one may
@@ -346,7 +351,7 @@ class Sender:
         raise plan.outcome() from tried.error
 
     def ready(self, topic: str, terms: SendParameters) -> tuple[MessageQueue, str, HeldSequence | None] | None:
-        """Return the first try's queue, its broker's address, and the sequence that an idempotent send holds.
+        """Return the first try's queue, address, and held sequence.
 
         Return None if the first try has to wait: for a route, a connection, or earlier batches of the queue. Any
         thread.

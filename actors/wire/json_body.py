@@ -63,7 +63,7 @@ def decode(body: Buffer, kind: type[T], *, max_bytes: int = MAX_BODY_BYTES, max_
 
 
 class _FloatLimit:
-    """Parses the numbers with a fraction or an exponent of one body, up to the limit."""
+    """Parses floats of one body, up to the limit."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -76,7 +76,10 @@ class _FloatLimit:
 
 
 def _values(body: Buffer) -> int:
-    """Return how many values a body has at most. The body is not copied as a whole."""
+    """Return how many values a body has at most.
+
+    The body is not copied as a whole.
+    """
     parts = (bytes(body[at : at + _PART_BYTES]) for at in range(0, len(body), _PART_BYTES))
     return sum(part.count(b",") + part.count(b"[") + part.count(b"{") for part in parts)
 

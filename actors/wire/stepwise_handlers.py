@@ -116,7 +116,10 @@ async def _after(aside: _ThreadWork | None) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One run of a long request, for one or more equal requests. `content` is equal for equal requests."""
+    """One run of a long request, for one or more equal requests.
+
+    `content` is equal for equal requests.
+    """
 
     content: object
     has_begun: bool
@@ -146,7 +149,10 @@ class _Run:
 
 
 class _Runs:
-    """The newest run of each key; each run waits for the previous one of its key. Used on one loop."""
+    """The newest run of each key.
+
+    Each run waits for the previous one of its key. Used on one loop.
+    """
 
     def __init__(self, most: int = 1 << 30) -> None:
         """Create it; at most `most` runs are under way at a time."""
@@ -163,7 +169,7 @@ class _Runs:
         is_claim: bool = False,
         cancels: bool = False,
     ) -> Command | Awaitable[Command]:
-        """Serve a request: at once if it takes one step and no run of its key is under way.
+        """Serve a request, at once if it takes one step and may.
 
         Args:
             key: None for the request's content.

@@ -1,4 +1,4 @@
-"""Read whole ranges of queues as Arrow tables, for Spark's tasks and others, and query the bounds of queues."""
+"""Read ranges of queues as Arrow tables, and query the bounds of queues."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ class StagedWrite:
         return True
 
     async def finish(self, status: TransactionReply) -> CommittedWrite:
-        """Commit the write if its commit was requested and not decided, and wait until all of it is visible."""
+        """Finish a requested commit, and wait until all of the write is visible."""
         if status.decision == "open":
             return await self.commit_parts(_undecided[self.transaction])
         return await self.settle(status)
@@ -394,7 +394,7 @@ async def _open(
 
 
 def _new_write(mq: Connection, coordinator: str, stem: str = "") -> StagedWrite:
-    """Return a write with a new name, which includes the coordinator's name if that is short enough.
+    """Return a write with a new name, with the coordinator's name if short.
 
     `stem` replaces its random part.
     """

@@ -575,7 +575,7 @@ class Producer(ClientBase):
 
     @contextlib.contextmanager
     def _marks_send(self) -> Iterator[None]:
-        """Note that the calling thread is in a call that sends during the block, or refuse it."""
+        """Mark the calling thread as sending during the block, or refuse it."""
         thread = self._check_may_send()
         try:
             self._sending_threads.add(thread)

@@ -184,7 +184,7 @@ class PullConsumerEngine:
         self._positions[queue] = offset
 
     def check(self, queue: MessageQueue, part: Fetched) -> None:
-        """Raise the error of a part of a fetch at the position, if it has one. Any thread may call this."""
+        """Raise the error of a fetch at the position, if any. Any thread."""
         if isinstance(part.error, OffsetReset):  # the log lost what was read, or the topic is new
             raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)
         if part.error is not None:

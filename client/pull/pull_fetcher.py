@@ -1,4 +1,4 @@
-"""Fetch the queues of a pull consumer, on the calling thread or on the event loop.
+"""Fetch the queues of a pull consumer, on a thread or the loop.
 
 A thread fetches over a socket of its own: a small fetch takes two thirds of the processor time that it takes on the
 loop. Asyncio code, a thread whose socket has failed and a first request use the loop.
@@ -65,7 +65,7 @@ class Prefetch(Protocol):
     """A fetch that was requested in advance."""
 
     def is_usable(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Return True if a fetch on `loop`, or on a thread if it is None, can use the answer."""
+        """Return True if a fetch on `loop` (None: a thread) can use the answer."""
 
     def give_up(self) -> None:
         """Discard the answer. Any thread may call this."""
@@ -102,7 +102,7 @@ class _LoopPrefetch:
 
 
 class PrefetchTable:
-    """The fetch that was requested in advance for each queue, with the parameters that it has."""
+    """The fetch requested in advance for each queue, with its parameters."""
 
     def __init__(self) -> None:
         self._begun: dict[MessageQueue, tuple[tuple[object, ...], Prefetch]] = {}
@@ -111,7 +111,7 @@ class PrefetchTable:
         return iter(self._begun)
 
     def make_room(self, queue: MessageQueue) -> None:
-        """Give up the fetch of this queue, and the oldest one if the table is full.
+        """Give up this queue's fetch, and the oldest one of a full table.
 
         `put` may follow.
         """
@@ -183,7 +183,7 @@ class PullFetcher:
         return fetch_command(session, specs, max_messages, ANSWER_BYTES, wait_seconds, check_crc=check_crc)
 
     def _part(self, queue: MessageQueue, answer: Command) -> Fetched | None:
-        """Return the part of an answer, None if there were no records, and remember the broker's epoch."""
+        """Return the part of an answer, or None; remember the broker's epoch."""
         parts, epoch = read_fetched(answer, 1), read_epoch(answer)
         part = parts[0] if parts else None
         if epoch is not None and not (part is not None and part.error):
@@ -191,13 +191,16 @@ class PullFetcher:
         return part
 
     def _parameters(self, queue: MessageQueue, offset: int, max_messages: int) -> tuple[object, ...]:
-        """Return what a fetch in advance must have been requested with; a seek may change the incarnation."""
+        """Return what a fetch in advance must have been requested with.
+
+        A seek may change the incarnation.
+        """
         return offset, max_messages, self.incarnations.get(queue)
 
     # -- on the calling thread ------------------------------------------------------------------------------------
 
     def reaches(self, queue: MessageQueue) -> bool:
-        """Return True if a thread can reach the queue's broker, as far as is known locally.
+        """Return True if a thread can probably reach the queue's broker.
 
         False on the connection's event loop, which must not block.
         """
@@ -309,7 +312,7 @@ class PullFetcher:
         return None if part is None or part.error is not None else part
 
     async def check_again(self, queue: MessageQueue, offset: int, max_messages: int, seconds: float) -> Fetched | None:
-        """Repeat a fetch with a check of the records by the broker, for `seconds` while it is unreachable."""
+        """Repeat a fetch with records checked by the broker, for `seconds`."""
         self.ahead.forget(queue)
         return await retry_while_unavailable(lambda: self._ask(queue, offset, max_messages, check_crc=True), seconds)
 

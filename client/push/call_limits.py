@@ -1,4 +1,6 @@
-"""Limit when listener calls may begin: by a rate, and during an outage. No I/O, injected clock.
+"""Limit when listener calls may begin: by a rate, and during an outage.
+
+No I/O, injected clock.
 
 In an outage nearly every message fails, as opposed to single bad messages. During it a consumer with
 `on_outage="pause"` stops sending messages back, which would move its whole topic to the dead letters. It tries one call

@@ -201,7 +201,10 @@ class CallResults:
     def process(
         self, order: DeliveryOrder, messages: list[ReceivedMessage], failures: Failures, *, probe: bool = False
     ) -> None:
-        """Process the results of calls of one queue; there is one failure, or None, per message."""
+        """Process the results of calls of one queue.
+
+        There is one failure, or None, per message.
+        """
         try:
             self._process(order, messages, failures, probe=probe)
         except BaseException as error:  # noqa: BLE001 - an unreadable message must not block the others

@@ -388,7 +388,7 @@ class ConsumeMessageService:
             self._is_aside = False
 
     def _run(self, run: ListenerRun) -> None:
-        """Make the calls of a run on a listener thread or on the loop's thread, and record its end."""
+        """Make the calls of a run on this thread, and record its end."""
         try:
             self._caller.make_calls(run)
         finally:
@@ -440,7 +440,7 @@ class ConsumeMessageService:
     def _finish(
         self, run: ListenerRun, messages: list[ReceivedMessage], failures: Failures, rest: list[ReceivedMessage]
     ) -> None:
-        """Process the results of a run, and put back the messages of calls that have not begun."""
+        """Process the results of a run; put back messages of calls not begun."""
         self._end(run)
         self._restore(run, rest)
         order = run.order

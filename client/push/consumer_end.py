@@ -1,4 +1,4 @@
-"""Wait for the end of a consumer, or for a failure of one of its background tasks."""
+"""Wait for the end of a consumer, or for a failed background task."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class DeliveryOrder(Protocol):
         """
 
     def next_batch(self, size: int, now: float, calls: int = 1) -> list[ReceivedMessage]:
-        """Return the messages for up to `calls` listener calls of `size` messages, or [] if none may go now.
+        """Return messages for up to `calls` calls of `size` each, or [].
 
         The calls are made one after the other, until one of them fails.
         """

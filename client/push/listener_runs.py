@@ -1,4 +1,4 @@
-"""Make the listener calls of a run on one thread, and predict how long calls take.
+"""Make a run's listener calls on one thread, and predict their duration.
 
 A run is a number of calls that one thread makes one after the other, with messages of one queue: one call if calls are
 slow, up to `CALLS_PER_RUN` if they are quick. The event loop hands runs over, may take the rest of a run back, and
@@ -61,7 +61,7 @@ class ListenerLatency:
         self._streak += calls
 
     def runs_for(self, seconds: float) -> None:
-        """Take the duration of a call into account that has not ended, for the length of the next runs."""
+        """Count the duration of an unended call for the length of runs."""
         self._average(seconds, 1)
 
     def _average(self, seconds: float, calls: int) -> None:
@@ -70,7 +70,7 @@ class ListenerLatency:
 
     @property
     def is_quick(self) -> bool:
-        """Return True if the next call is expected to be quick, so that the loop's thread may make it.
+        """Return True if the next call is expected to be quick.
 
         That is so if the last call was quick and no slow call was shortly before.
         """
@@ -162,7 +162,7 @@ class RunCaller:
         self.stopping = False
 
     def make_calls(self, run: ListenerRun) -> None:
-        """Make the calls of a run until one of them is slow, the run has to stop, or none is left."""
+        """Make a run's calls until one is slow, it must stop, or none is left."""
         try:
             self._make_calls(run)
         except BaseException as error:  # noqa: BLE001 - a run has to end after any error

@@ -311,7 +311,7 @@ class QueueFetcher:
 
 
 def _decoded(answer: Fetched | memoryview, queue: MessageQueue) -> tuple[list[ReceivedMessage], list[int], int]:
-    """Return the messages of a part of an answer, or of one record, their sizes, and where the next fetch begins."""
+    """Return the messages of a part or record, sizes, and the next offset."""
     if isinstance(answer, memoryview):
         message = decode_message(answer, 0, queue)
         return [message], [len(answer)], message.queue_offset + 1

@@ -158,7 +158,7 @@ Instruction = LockQueues | FindStartOffset | OpenQueue | DropQueue | AwaitRunnin
 
 
 class QueueBackoffs:
-    """The queues of one consumer that are skipped for a while, each after failures of its own.
+    """The queues of one consumer that are skipped after failures.
 
     `clock` is monotonic seconds.
     """

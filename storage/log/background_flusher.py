@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Two daemon threads: one syncs the log every interval, one writes a checkpoint every ten seconds.
+    """Sync the log every interval, and write a checkpoint every ten seconds.
 
     A checkpoint syncs every queue that was written to; its own thread keeps the group commit from waiting for thousands
     of queues.

@@ -100,7 +100,7 @@ class MessageWriter:
         return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
 
     def write(self, records: memoryview, singles: Sequence[CheckedRecord]) -> tuple[Sequence[int], Sequence[int]]:
-        """Write a few checked records to the log, and return their queue offsets and physical offsets.
+        """Write a few checked records to the log; return queue and physical offsets.
 
         `dispatch` has to follow; the next append does it otherwise.
         """
@@ -120,7 +120,10 @@ class MessageWriter:
         return queue_offsets, physical_offsets
 
     def dispatch(self) -> bool:
-        """Write the entries of what `write` has written into queues and index; return False if there was none."""
+        """Write the entries of what `write` has written into queues and index.
+
+        Return False if there was none.
+        """
         undispatched, self._undispatched = self._undispatched, None
         if undispatched is None:
             return False

@@ -121,7 +121,10 @@ class Kernels(Protocol):
         """Encode records of messages with numbers."""
 
     def number_messages(self, messages: list[Any], first: int) -> Sequence[str | int]:
-        """Give messages without a unique key the next numbers; return the keys or numbers of all."""
+        """Give messages without a unique key the next numbers.
+
+        Return the keys or numbers of all.
+        """
 
     def join_one(
         self,

@@ -496,7 +496,10 @@ def _decision(
 
 
 def read_decision(values: Sequence[Any]) -> CommitDecision:
-    """Return a decision from its values in an event; raise ValueError if they are no such values."""
+    """Return a decision from its values in an event.
+
+    Raise ValueError if they are no such values.
+    """
     return _decision(*msgspec.convert(values, _Decision))
 
 

@@ -305,7 +305,7 @@ class BrokerCore:
         return place
 
     def write_one(self, single: CheckedRecord, *, sequenced: bool = False) -> tuple[int, int]:
-        """Do the first half of `append_one` for a queue that `is_open`: the record is in the log.
+        """Do the first half of `append_one`: write the record to the log.
 
         `dispatch_one` has to follow.
         """
@@ -325,7 +325,7 @@ class BrokerCore:
         return place
 
     def dispatch_one(self, single: CheckedRecord) -> None:
-        """Do the second half of `append_one`: queue and index get a new record, and readers are woken."""
+        """Do the second half of `append_one`: update queue and index, wake readers."""
         is_new = self.store.dispatch()
         if is_new and not (self._read_barrier.is_active and self._read_barrier.is_blocked(single.topic_queue)):
             self.on_arrival((single.topic_queue,))

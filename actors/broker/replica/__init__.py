@@ -1,4 +1,4 @@
-"""Give a broker of a group with replicas its role: one process that is replica or master.
+"""Give a broker of a group with replicas its role.
 
 The keepers' register decides the role.
 

@@ -38,7 +38,10 @@ class ReplicatedAcks:
     drain_seconds = _DRAIN_SECONDS
 
     def __init__(self, leadership: Leadership, replication_address: str, handlers: Mapping[int, Handler]) -> None:
-        """Create it once the leadership has its store; `handlers` are those that a broker has in every role."""
+        """Create it once the leadership has its store.
+
+        `handlers` are those that a broker has in every role.
+        """
         self._leadership = leadership
         self._handlers = handlers
         self.epoch = leadership.epoch

@@ -225,7 +225,7 @@ class Leadership:
         return self._arrivals.appended
 
     def durable(self) -> Awaitable[SendStatus] | None:
-        """Return the wait of `Acks.durable`, or None if appended data are as safe as is promised."""
+        """Return the wait of `Acks.durable`, or None if none is needed."""
         return self.settled_append() if self.is_sync or self._flushes else None
 
     async def settled(self, end: StreamPosition) -> SendStatus:
@@ -337,7 +337,7 @@ class Leadership:
             self._ship_append(self.end)
 
     def _ship_append(self, end: StreamPosition) -> None:
-        """Ship an append now, or with all that comes until replicas have acknowledged the one before."""
+        """Ship an append now, or once replicas have acknowledged the one before."""
         if end == self._shipped:
             return
         if self._scheduled or self.in_sync.confirmed.offset < self._shipped.offset:

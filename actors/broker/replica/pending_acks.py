@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class _PendingAck(NamedTuple, Generic[_T]):
-    """A request whose data end at `end`, with the function that makes its answer for a status."""
+    """A request whose data end at `end`, and what makes its answer."""
 
     end: StreamPosition
     deadline: float

@@ -1,4 +1,4 @@
-"""Give a broker of a group with several copies its role, follower or leader, as the register says.
+"""Give a broker of a group the role that the register says.
 
 The manager owns the listening sockets as long as the broker runs; the server of each role gets duplicates of them.
 Everything belongs to one event loop. Slow work runs on other threads, under one lock: a change of the role, a
@@ -114,7 +114,9 @@ class ReplicaManager(ReplicaState):
 
     @classmethod
     async def start(cls, spec: BrokerSpec, node_id: str) -> Self:
-        """Open the directory and listen; claim the place in the group, and take the role, as soon as possible.
+        """Open the directory and listen.
+
+        Claim the place in the group, and take the role, as soon as possible.
 
         Raise as `BrokerService.start` does.
         """

@@ -57,7 +57,9 @@ _ROLE_NAMES: Final = {**_STATES, Role.CANDIDATE: "starting"}
 
 
 class ReplicaState:
-    """The state of one broker process of a group, in every role; belongs to its event loop.
+    """The state of one broker process of a group, in every role.
+
+    Belongs to its event loop.
 
     Attributes:
         address, replication_address: where clients and where replicas connect, in every role.

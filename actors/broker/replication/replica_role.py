@@ -1,4 +1,4 @@
-"""Decide the role of one broker of a group: when it follows which master, when it leads, and when it steps down.
+"""Decide the role of one broker: when it follows, leads and steps down.
 
 No I/O, injected clock. Events are reported by method calls on `ReplicaRole`, which return a list of instructions to
 carry out in order. The caller reports the result of an instruction with the method that its docstring names.
@@ -54,7 +54,7 @@ class BecomeFollower:
 
 @dataclass(frozen=True, slots=True)
 class ReopenStore:
-    """Close the store and open it again, because frames of the master could not be applied."""
+    """Reopen the store, because frames of the master could not be applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class ApplyRegistered:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Take no new messages, give in-sync replicas a moment to get the rest, then call `handed_over`."""
+    """Take no new messages, let in-sync replicas catch up, then call `handed_over`."""
 
     epoch: int
 
@@ -265,7 +265,10 @@ class ReplicaRole:
         return [] if epoch >= self.fenced and self.role is Role.FOLLOWER else [Disconnect()]
 
     def connect_failed(self, reason: str) -> list[Instruction]:
-        """Report why the master cannot be followed now; the next value of the register is another try."""
+        """Report why the master cannot be followed now.
+
+        The next value of the register is another try.
+        """
         self.trouble = reason
         return []
 
@@ -362,7 +365,7 @@ class ReplicaRole:
         return [ReleaseLease(epoch), EndLeadership(epoch)] if is_present else []
 
     def leadership_ended(self, epoch: int) -> list[Instruction]:
-        """Report that the lease of the epoch is lost for good, or the register names another master."""
+        """Report that the lease is lost for good, or another master is registered."""
         return [EndLeadership(epoch)] if self.is_leading and epoch == self.epoch else []
 
     def stepped_down(self, epoch: int) -> list[Instruction]:

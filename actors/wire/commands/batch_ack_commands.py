@@ -27,7 +27,9 @@ class BatchAck(
     frozen=True,
     rename={"group": "c", "topic": "t", "queue_id": "q", "pop_time_ms": "pt", "start": "so", "bits": "b"},
 ):
-    """One entry of a request: deliveries of one queue and pop. On the wire it has RocketMQ's names.
+    """One entry of a request: deliveries of one queue and pop.
+
+    On the wire it has RocketMQ's names.
 
     A bit in `bits` stands for the offset `start` plus the bit's index.
     """

@@ -1,4 +1,4 @@
-"""Find and register coordinators (ours), and the names of all brokers that exist or have existed.
+"""Find and register coordinators, and list all brokers that ever existed (ours).
 
 A coordinator is the one broker that keeps a key's state. A client sends its requests to all brokers, which know each
 other by name. Name servers keep the names of brokers as entries of their configuration; RocketMQ's own commands, and so

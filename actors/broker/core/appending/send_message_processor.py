@@ -144,7 +144,7 @@ class SendMessageProcessor:
         return PutMessageResult(topic, queue_id, offset, message_id, unique_key, 1, len(record), draft.recall_handle)
 
     def accept_batch_steps(self, draft: InboundMessage) -> Steps[Callable[[], PutMessageResult]]:
-        """Prepare a batch in steps, and return a function that stores all of its messages, or none.
+        """Prepare a batch in steps; return a function that stores all or none.
 
         Each message keeps its own unique key. The properties of the batch are added to each message that does not set
         them itself. Both raise as `accept`.

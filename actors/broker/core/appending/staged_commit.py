@@ -1,4 +1,4 @@
-"""Append the staged rows of one write whose commit is decided, so that they become visible together.
+"""Append the staged rows of one committed write, which become visible together.
 
 A commit may be repeated after any failure: records that are in the log already are not appended again. While it runs,
 and until all of it is on disk, a read barrier hides the write: readers see all of its records in a queue, or none.
@@ -126,7 +126,7 @@ class StagedCommit:
         failpoint("staged.after_commit")
 
     def append(self) -> Iterator[int]:
-        """Append every chunk that the log lacks, and yield the number of added records after each.
+        """Append every chunk that the log lacks; yield the added records of each.
 
         The pauses let the event loop serve others. A begun commit also yields 0s while it searches the log for records
         that are there already. The records are invisible until the transaction is closed, after the log is flushed.
@@ -268,7 +268,7 @@ class StagedCommit:
         self._republisher.quarantine(CopyPurpose(STAGED, owner), [place], reason)
 
     def _report_damage(self, damage: DamagedRange) -> None:
-        """Report damage in the log that is searched for rows of the commit, which does not block the other rows."""
+        """Report damage in the log searched for rows of the commit."""
         place = MessageLocation(physical_offset=damage.begin, message_id=self._republisher.message_id(damage.begin))
         self._refuse(self._transaction, damage.reason, place)
 

@@ -34,7 +34,10 @@ class StagedTransactionWriter:
         arrived: Callable[[Sequence[tuple[str, int]]], None],
         elapsed: Callable[[], float],
     ) -> None:
-        """Restore the writes before the last stop; `arrived` is called with the queues whose readable end moved."""
+        """Restore the writes before the last stop.
+
+        `arrived` is called with the queues whose readable end moved.
+        """
         self._store = store
         self._append = append
         self._republisher = republisher

@@ -169,7 +169,9 @@ class Republisher:
         return copies
 
     def store(self, purpose: CopyPurpose, copies: Sequence[PreparedCopy]) -> Iterator[Sequence[PreparedCopy]]:
-        """Append copies, and yield those of each append; quarantine the messages of which none can be appended.
+        """Append copies, and yield those of each append.
+
+        Quarantine the messages of which none can be appended.
 
         There is one append, unless it fails for some of the copies.
         """

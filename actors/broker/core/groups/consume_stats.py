@@ -84,7 +84,7 @@ class ConsumeStats:
         return sorted(committed | {g for g in self._groups.consumer_groups() if topic in self._subscribed(g)})
 
     def progress_steps(self, group: str, topic: str | None = None) -> Steps[dict[MessageQueue, QueueLag]]:
-        """Return the lag of each queue of a topic, or of all the group's topics, in steps.
+        """Return the lag of each queue of one or all topics, in steps.
 
         A topic that is deleted between two steps is left out. Raise GroupNotFound or TopicNotFound if there is none.
         """
