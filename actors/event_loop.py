@@ -169,6 +169,18 @@ class EventLoopThread:
             coroutine.close()
             raise
 
+    def start(self, coroutine: Coroutine[Any, Any, _T], done: Callable[[asyncio.Task[_T]], object]) -> None:
+        """Run a coroutine on the loop, and call `done` there with its task at the end.
+
+        Unlike `submit` it leaves no lock that the loop takes, too: a signal handler that interrupts the caller anywhere
+        may wait for the loop.
+        """
+        try:
+            self.loop.call_soon_threadsafe(self._start, coroutine, done)
+        except RuntimeError:
+            coroutine.close()
+            raise
+
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Run a coroutine and wait for its result.
 
@@ -200,6 +212,9 @@ class EventLoopThread:
                 self.loop.call_soon_threadsafe(self.loop.stop)
             if not self.is_current:
                 self._ended.wait(timeout)
+
+    def _start(self, coroutine: Coroutine[Any, Any, _T], done: Callable[[asyncio.Task[_T]], object]) -> None:
+        self.loop.create_task(coroutine).add_done_callback(done)
 
     def _begin(self, call: _BlockingCall[Any]) -> None:
         if self._ending:

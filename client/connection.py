@@ -283,6 +283,19 @@ class Connection(Closeable):
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
 
+    def start(self, coroutine: Coroutine[Any, Any, _T], done: Callable[[asyncio.Task[_T]], object]) -> None:
+        """Run a coroutine on the background loop, and call `done` there with its task at the end.
+
+        Raise ClientClosed after `close()`.
+        """
+        self._check_open(coroutine)
+        try:
+            self._background().start(coroutine, done)
+        except RuntimeError:
+            if self._closed:  # closed in the meantime, by another thread or by a signal handler
+                raise ClientClosed("the connection to the cluster was closed") from None
+            raise
+
     def wait(self, working: Future[_T], timeout: float | None = None) -> _T:
         """Return the result of a future that `submit` returned.
 
@@ -376,7 +389,8 @@ class Connection(Closeable):
             self.channels.close()
             atexit.unregister(self._at_exit)
             if self._loop is not None and self._loop.is_running:
-                self._loop.run(self.pool.close(), 5.0)
+                with contextlib.suppress(TimeoutError):  # `stop` ends what is left
+                    self._loop.run(self.pool.close(), 5.0)
                 self._loop.stop()
 
     async def aclose(self) -> None:

@@ -33,7 +33,7 @@ from raymq.storage.records import message_limits, native_kernels
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import SYS_FLAG_COMPRESSED, Record, decode, encode_properties
 from raymq.storage.records.record_template import record_template
-from raymq.storage.records.unique_key_generator import PAIR_BYTES, process_unique_keys
+from raymq.storage.records.unique_key_generator import KEY_CHARACTERS, PAIR_BYTES, process_unique_keys
 
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
@@ -200,6 +200,14 @@ class Message(MessageFields):
             _set(self, name, value)  # past the frozen __setattr__
 
     @property
+    def key_pair_bytes(self) -> int:
+        """Return the length of the unique key's property with its separators."""
+        key = self._key
+        if not isinstance(key, str):
+            return PAIR_BYTES
+        return PAIR_BYTES - KEY_CHARACTERS + len(key.encode())
+
+    @property
     def due_ms(self) -> int | None:
         """Return `deliver_at` in milliseconds, rounded up; None if there is none."""
         return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
@@ -233,7 +241,7 @@ class Message(MessageFields):
         if self.deliver_at is not None:
             stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
         encoded = encode_properties(stored)
-        size = len(encoded) + PAIR_BYTES
+        size = len(encoded) + self.key_pair_bytes
         if size > message_limits.MAX_PROPERTIES_BYTES:
             raise InvalidInput("properties", message_limits.PROPERTIES, size)
         described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}

@@ -664,7 +664,7 @@ class Producer(ClientBase):
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         future: CallbackFuture[_T] = CallbackFuture(self._mq.callbacks)
-        self._mq.submit(coroutine).add_done_callback(partial(_settle, future))
+        self._mq.start(coroutine, partial(_settle, future))
         return future
 
     async def _send_one(self, sends: RecordSender, message: Message, terms: SendParameters) -> SendResult:
@@ -694,13 +694,13 @@ class Producer(ClientBase):
             return
 
 
-def _settle(future: Future[_T], working: Future[_T]) -> None:
-    if working.cancelled():
+def _settle(future: Future[_T], task: asyncio.Task[_T]) -> None:
+    if task.cancelled():
         future.set_exception(OutcomeUnknown("closed before an answer came"))
-    elif (error := working.exception()) is not None:
+    elif (error := task.exception()) is not None:
         future.set_exception(error)
     else:
-        future.set_result(working.result())
+        future.set_result(task.result())
 
 
 def _broken_off() -> OutcomeUnknown:

@@ -36,7 +36,6 @@ from raymq.client.results import SendResult
 from raymq.storage.records import message_limits
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import encode_properties
-from raymq.storage.records.unique_key_generator import PAIR_BYTES
 
 #: One attempt to tell the broker the outcome waits at most this long for its answer.
 _ATTEMPT_SECONDS: Final = 3.0
@@ -57,8 +56,9 @@ def half_of(message: Message, producer_group: str, check_after: int | None = Non
     if check_after is not None:
         added[names.CHECK_IMMUNITY_TIME] = str(arguments.whole("check_after", check_after, 1, _MAX_CHECK_SECONDS))
     own = message.own_properties + encode_properties(added)
-    if len(own) + PAIR_BYTES > message_limits.MAX_PROPERTIES_BYTES:
-        raise InvalidInput("properties", message_limits.PROPERTIES, len(own) + PAIR_BYTES)
+    size = len(own) + message.key_pair_bytes
+    if size > message_limits.MAX_PROPERTIES_BYTES:
+        raise InvalidInput("properties", message_limits.PROPERTIES, size)
     half.__setstate__({"_key": message.unique_key, "own_properties": own})
     return half
 

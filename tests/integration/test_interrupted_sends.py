@@ -227,7 +227,8 @@ def test_close_in_handler_does_not_wait_for_starting_send(
 ) -> None:
     """The send counted as pending, but continues only after the handler, which waited for it until its timeout."""
     del admin
-    submit = Connection.submit
+    handover = "start" if how == "send_async" else "submit"
+    hand_over = getattr(Connection, handover)
     took: list[float] = []
 
     def interrupted(self: Connection, *arguments: Any) -> Any:
@@ -236,12 +237,12 @@ def test_close_in_handler_does_not_wait_for_starting_send(
             began = time.monotonic()
             (producer if what == "producer" else mq).close()
             took[0] = time.monotonic() - began
-        return submit(self, *arguments)
+        return hand_over(self, *arguments)
 
     with Connection([services.name_server.address]) as mq:
         producer = Producer(mq, "p", timeout=30.0)
         producer.send(Message("t", b"first"))
-        monkeypatch.setattr(Connection, "submit", interrupted)
+        monkeypatch.setattr(Connection, handover, interrupted)
         if what == "producer":
             assert TASKS[how](producer)
         else:  # it could not begin any more
@@ -250,6 +251,36 @@ def test_close_in_handler_does_not_wait_for_starting_send(
         assert took[0] < 9.0, "it waited for its time-out"
         with pytest.raises(ClientClosed):
             producer.send(Message("t", b"last"))
+
+
+@pytest.mark.parametrize("send", ["send_async", "send_oneway"])
+def test_blocking_call_in_handler_ends(mq: Connection, admin: Admin, send: str) -> None:
+    """The loop waited for a lock of the future that the interrupted thread held: the handler hung."""
+    del admin
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"first"))
+        line = handled = 0
+
+        def trace(_frame: FrameType, event: str, _: object) -> Any:
+            nonlocal line, handled
+            if event == "line":
+                line += 1
+                if line > handled:
+                    handled = line
+                    sys.settrace(None)
+                    for _ in range(10):  # the answer of the send comes meanwhile
+                        mq.run(asyncio.sleep(0.001), 5.0)
+                    return None
+            return trace
+
+        while line == handled:  # each send is interrupted at the next line
+            line = 0
+            sys.settrace(trace)
+            try:
+                getattr(producer, send)(Message("t", b"x"))
+            finally:
+                sys.settrace(None)
+        assert handled > 20
 
 
 @pytest.mark.filterwarnings(

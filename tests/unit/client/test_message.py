@@ -15,6 +15,8 @@ import pytest
 
 from raymq.client import InvalidInput, Message, MessageQueue, ReceivedMessage, Retry
 from raymq.client.message import MessageFields, PlainMessageFields
+from raymq.client.produce.transaction import half_of
+from raymq.storage.records import message_limits
 from raymq.storage.records.message_limits import MAX_MESSAGE_BYTES
 from raymq.storage.records.record import decode
 
@@ -95,6 +97,17 @@ def test_unique_keys_differ_and_have_32_hex_digits() -> None:
     keys = [Message("t", b"x").unique_key for _ in range(1_000)]
     assert len(set(keys)) == 1_000
     assert all(len(key) == 32 and int(key, 16) and key == key.upper() for key in keys)
+
+
+def test_unique_key_counts_towards_the_limit_of_properties() -> None:
+    """A long one made the broker refuse the whole batch that it was gathered with."""
+    longest = message_limits.MAX_PROPERTIES_BYTES - len("UNIQ_KEY\x01\x02")
+    message = Message("t", b"x", unique_key="k" * longest)
+    assert decode(message.encode(1, HOST)).unique_key == message.unique_key
+    with pytest.raises(InvalidInput, match="properties"):
+        Message("t", b"x", unique_key="k" * (longest + 1))
+    with pytest.raises(InvalidInput, match="properties"):
+        half_of(message, "g")
 
 
 def test_message_sent_twice_keeps_its_unique_key() -> None:
