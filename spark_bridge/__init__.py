@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raymq.spark_bridge.batch_plan import StreamBroken
     from raymq.spark_bridge.session import SparkBridge
     from raymq.spark_bridge.spark4_source.source_registration import register_source
-    from raymq.spark_bridge.stream_manager import StreamProgress
+    from raymq.spark_bridge.topic_stream import StreamProgress
     from raymq.spark_bridge.writer import TopicSink, WriteResult
 
 __all__ = ["SparkBridge", "StreamBroken", "StreamProgress", "TopicSink", "WriteResult", "register_source"]
@@ -22,7 +22,7 @@ __all__ = ["SparkBridge", "StreamBroken", "StreamProgress", "TopicSink", "WriteR
 _MODULES = {
     "SparkBridge": "session",
     "StreamBroken": "batch_plan",
-    "StreamProgress": "stream_manager",
+    "StreamProgress": "topic_stream",
     "TopicSink": "writer",
     "WriteResult": "writer",
     "register_source": "spark4_source.source_registration",

@@ -33,8 +33,8 @@ from raymq.spark_bridge.spark4_source.source_registration import has_data_source
 from raymq.spark_bridge.spark_application import SparkApplication
 from raymq.spark_bridge.spark_logging import log_tail, write_log_settings
 from raymq.spark_bridge.spark_placement import Placement, find_placement
-from raymq.spark_bridge.stream_manager import StreamManager, StreamProgress
 from raymq.spark_bridge.to_refs import to_refs
+from raymq.spark_bridge.topic_stream import StreamManager, StreamProgress
 from raymq.spark_bridge.write_columns import write_columns
 from raymq.spark_bridge.writer import SinkColumns, TopicSink, WriteResult
 from raymq.storage.closeable import Closeable

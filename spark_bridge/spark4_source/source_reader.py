@@ -41,7 +41,7 @@ from raymq.spark_bridge.spark4_source.checkpoint_offsets import (
     previous_plan,
 )
 from raymq.spark_bridge.spark4_source.source_options import ClusterAddress, ReadOptions, StreamOptions
-from raymq.spark_bridge.stream_manager import StartOffsets, initial_offsets
+from raymq.spark_bridge.topic_stream import StartOffsets, initial_offsets
 
 #: The row for which a task's FetchRanges is called; it has one range.
 _FIRST: Final = pa.RecordBatch.from_arrays([pa.array([0], pa.int64())], names=["id"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raymq.spark_bridge import stream_manager
-from raymq.spark_bridge.stream_manager import CompletedBatches
+from raymq.spark_bridge import topic_stream
+from raymq.spark_bridge.topic_stream import CompletedBatches
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_last_completed_is_the_highest_recorded_batch(batches: CompletedBatches)
 def test_least_recent_queries_are_dropped_beyond_the_limit(
     batches: CompletedBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_manager, "_MAX_QUERIES", 2)
+    monkeypatch.setattr(topic_stream, "_MAX_QUERIES", 2)
     for query in "abac":
         batches.record(query, 1)
     assert [query for query in "abc" if batches.last_completed(query) == 1] == ["a", "c"]
