@@ -106,9 +106,17 @@ class QueueStats:
 class QueueProgress:
     """The progress of a group in a queue.
 
-    A value that is not known (never committed, broker unreachable) is None, never 0. `owner` is the client id of the
-    member that fetched from the queue last, None if no current member has. `subscribed` is whether the group's members
-    subscribe to the queue's topic; None where no member is connected.
+    A value that is not known (never committed, broker unreachable) is None, never 0.
+
+    Attributes:
+        owner: the client id of the member that fetched from the queue last; None if no current member has.
+        subscribed: whether the group's members subscribe to the queue's topic; None where no member is connected.
+        in_flight: the number of messages that were given out and are not finished. With a tag filter the messages
+            between them count, too.
+        ready: the number of messages that could be given out now; in a queue of a simple consumer or of a push consumer
+            with `mode="pop"` these are neither leased nor waiting for a retry.
+        oldest_unfinished_age: seconds since the oldest message was stored that the group has not finished; 0.0 if it
+            has finished all.
     """
 
     committed_offset: int | None
@@ -116,6 +124,9 @@ class QueueProgress:
     lag: int | None
     owner: str | None
     subscribed: bool | None = None
+    in_flight: int | None = None
+    ready: int | None = None
+    oldest_unfinished_age: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

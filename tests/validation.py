@@ -68,7 +68,9 @@ def _check_client_registry(subject: ClientRegistry) -> None:
         assert bool(client.connections) == (client.orphaned_at is None)
         assert all(client.client_id in subject._by_connection[c] for c in client.connections)
     assert all(group.members for group in subject._consumers.values()), "a group without members stays listed"
-    assert all(owner in group.members for group in subject._consumers.values() for owner in group.owners.values())
+    assert all(
+        owner.client_id in group.members for group in subject._consumers.values() for owner in group.owners.values()
+    )
     assert all(subject._producers.values())
     for group in subject._consumers.values():
         versions = [member.version for member in group.members.values() if member.version is not None]

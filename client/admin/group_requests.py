@@ -71,9 +71,17 @@ async def progress(mq: Connection, group: str, known_before: Iterable[MessageQue
         lost |= {queue for queue in (await mq.routes.get(topic)).readable() if queue.broker in silent}
     table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
     for queue, values in found.items():
-        committed, end, owner = values
-        lag = None if committed is None else end - committed
-        table[queue] = QueueProgress(committed, end, lag, owner, queue.topic in subscribed if has_members else None)
+        committed, age_ms = values.committed_offset, values.oldest_unfinished_ms
+        table[queue] = QueueProgress(
+            committed,
+            values.max_offset,
+            None if committed is None else values.max_offset - committed,
+            values.owner,
+            queue.topic in subscribed if has_members else None,
+            values.in_flight,
+            values.ready,
+            None if age_ms is None else age_ms / 1000,
+        )
     return GroupProgress(dict(sorted(table.items())), waits_for - {queue.topic for queue in table})
 
 

@@ -208,6 +208,9 @@ def test_group_progress_and_offset_resets(broker: ForeignClient, mq: Connection)
         "pullOffset": 0,
         "raymqCommitted": None,
         "raymqOwner": None,
+        "raymqInFlight": None,
+        "raymqReady": None,
+        "raymqUnfinishedMillis": None,
     }
     assert queue_key(0, "%RETRY%g") in stats
     assert broker.json(headers.GetConsumeStats("g", "t"))["offsetTable"].keys() == {queue_key(0), queue_key(1)}

@@ -190,9 +190,12 @@ def _progress_object(queue: MessageQueue, progress: QueueLag) -> tuple[str, dict
         "brokerOffset": progress.max_offset,
         "consumerOffset": consumed,
         "lastTimestamp": progress.last_consumed_ms,
-        "pullOffset": consumed,
+        "pullOffset": consumed + (progress.in_flight or 0),
         "raymqCommitted": progress.committed,
         "raymqOwner": progress.owner,
+        "raymqInFlight": progress.in_flight,
+        "raymqReady": progress.ready,
+        "raymqUnfinishedMillis": progress.unfinished_ms,
     }
 
 

@@ -44,12 +44,12 @@ def handlers(context: BrokerContext) -> Commands:
         wait = min(MAX_WAIT_SECONDS, connection.park_seconds, max(0.0, int_field(request, "wait_ms", 0) / 1000))
         context.polls.supersede(session)
         member = request.fields.get("member")
-        if group is not None and member is not None:
-            context.groups.check_not_superseded(group, str(member))
-            known = [(w.topic, w.queue_id) for w in specs if core.has_queue(w.topic, w.queue_id)]
-            context.groups.record_fetch(group, str(member), known)
         check_crc = bool(request.fields.get("check_crc", True))
         fetch = FetchSession(context.core, specs, *limits, group, check_crc=check_crc)
+        if group is not None and member is not None:
+            context.groups.check_not_superseded(group, str(member))
+            known = {queue: position for queue, position in fetch.positions.items() if core.has_queue(*queue)}
+            context.groups.record_fetch(group, str(member), known)
         topics = [want.topic for want in specs]
         pending = _Asked(
             context, turns, connection, request, fetch, group, None if member is None else str(member), topics
@@ -92,7 +92,7 @@ class _Asked:
         deadline = polls.clock() + wait
         take_next = self._take_next if singly else None
         self._parked = polls.park(
-            self._fetch.queues, deadline, self._woken, session=session, standing=goes_on, take_next=take_next
+            self._fetch.positions, deadline, self._woken, session=session, standing=goes_on, take_next=take_next
         )
         self._future.add_done_callback(lambda _: polls.remove(self._parked))
         self._answer_early(parts)

@@ -156,7 +156,9 @@ def _questions(context: BrokerContext) -> Commands:
             fields["raymqWaitsFor"] = sorted(groups.waits_for(header.consumer_group))
         if header.owners:
             owned = groups.owners(header.consumer_group).items()
-            fields["raymqOwners"] = [[topic, context.core.name, queue_id, owner] for (topic, queue_id), owner in owned]
+            fields["raymqOwners"] = [
+                [topic, context.core.name, queue_id, owner.client_id] for (topic, queue_id), owner in owned
+            ]
         return answer(request, fields)
 
     def check_client(_: ServerConnection, request: Command) -> Steps[Command]:

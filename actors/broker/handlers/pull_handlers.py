@@ -15,6 +15,7 @@ from functools import partial
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.groups.client_registry import FetchPosition
 from raymq.actors.broker.core.reading.pull_reader import PullResult, PullStatus, pull
 from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound, StoreError
@@ -53,7 +54,8 @@ def handlers(context: BrokerContext) -> Commands:
         message_filter = yield from subscription.parse_filter_steps()
         pull = _Pull(context, turns, request, header, message_filter)
         found = pull.attempt()  # raises if the queue does not exist
-        context.groups.record_connection_fetch(header.consumer_group, connection, (header.topic, header.queue_id))
+        queue = header.topic, header.queue_id
+        context.groups.record_connection_fetch(header.consumer_group, connection, queue, pull.position)
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
             _commit(context.core, header)
         if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK and not context.polls.is_full:
@@ -68,7 +70,7 @@ def handlers(context: BrokerContext) -> Commands:
 class _Pull:
     """One pull in progress."""
 
-    __slots__ = ("_context", "_deadline", "_future", "_header", "_parked", "_request", "_turns", "_want")
+    __slots__ = ("_context", "_deadline", "_future", "_header", "_parked", "_request", "_turns", "_want", "position")
 
     def __init__(
         self,
@@ -85,6 +87,8 @@ class _Pull:
         self._want = FetchSpec(
             header.topic, header.queue_id, header.queue_offset, message_filter.tags_codes, message_filter.sql
         )
+        #: What the group's member has received of the queue.
+        self.position = FetchPosition(header.queue_offset)
 
     def attempt(self) -> PullResult:
         """Pull now and return the result.
@@ -125,6 +129,7 @@ class _Pull:
         }
         if found.lease is None:
             return self._request.response(code, fields, remark=code.name)
+        self.position.offset = found.next_offset
         with found.lease as lease:
             self._context.statistics.get(
                 self._header.consumer_group, self._header.topic, len(lease), int(lease.sizes.sum())

@@ -28,8 +28,17 @@ from raymq.actors.wire.headers.admin_headers import (
 from raymq.actors.wire.headers.route_headers import DeleteTopicInNameServer
 from raymq.actors.wire.response_validation import number, protocol_checked, read_json_answer, read_list, table, text
 
-#: A group's committed offset in a queue, the queue's end, and its owner; None where a broker does not know it.
-ConsumeProgress = tuple[int | None, int, str | None]
+
+@dataclass(frozen=True, slots=True)
+class ConsumeProgress:
+    """A broker's answer about a group in one queue; what it does not know is None."""
+
+    committed_offset: int | None
+    max_offset: int
+    owner: str | None
+    in_flight: int | None
+    ready: int | None
+    oldest_unfinished_ms: int | None
 
 
 def create_topic_command(topic: str, queues: int, *, ordered: bool, message_type: MessageType | None = None) -> Command:
@@ -225,17 +234,20 @@ def read_topic_stats(answer: Command) -> dict[MessageQueue, tuple[int, int, int]
 
 @protocol_checked
 def read_progress(answer: Command) -> dict[MessageQueue, ConsumeProgress]:
-    """Return each queue's committed offset, end and owner, from an answer to GET_CONSUME_STATS.
+    """Return each queue's progress from an answer to GET_CONSUME_STATS."""
 
-    A committed offset or owner that the broker does not know is None.
-    """
+    def known(value: Any) -> int | None:
+        return None if value is None else number(value)
 
     def progress(values: Any) -> ConsumeProgress:
-        committed, owner = values["raymqCommitted"], values["raymqOwner"]
-        return (
-            None if committed is None else number(committed),
+        owner = values["raymqOwner"]
+        return ConsumeProgress(
+            known(values["raymqCommitted"]),
             number(values["brokerOffset"]),
             None if owner is None else text(owner),
+            known(values.get("raymqInFlight")),
+            known(values.get("raymqReady")),
+            known(values.get("raymqUnfinishedMillis")),
         )
 
     return table(read_json_answer(answer)["offsetTable"], progress)

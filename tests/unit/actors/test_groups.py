@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.broker.core.groups.client_registry import CHANNEL_EXPIRY_SECONDS, ClientRegistry, ConsumerData
+from raymq.actors.broker.core.groups.client_registry import (
+    CHANNEL_EXPIRY_SECONDS,
+    ClientRegistry,
+    ConsumerData,
+    FetchPosition,
+)
 from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
 from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import SESSION_GRACE_SECONDS
@@ -283,11 +288,11 @@ def test_newer_version_of_same_subscription_is_used(clock: FakeClock) -> None:
 
 def test_higher_version_takes_over_group(groups: Groups) -> None:
     groups.joins("old", "paid", 0)
-    groups.record_fetch("g", "old", [("t", 0)])
+    groups.record_fetch("g", "old", {("t", 0): FetchPosition(0)})
     assert groups.joins("new", "*", 1), "the old member is told"
     assert groups.members("g") == ["new"]
     assert groups.owners("g") == {}
-    groups.record_fetch("g", "old", [("t", 0)])
+    groups.record_fetch("g", "old", {("t", 0): FetchPosition(0)})
     assert groups.owners("g") == {}
     for do in (lambda: groups.check_not_superseded("g", "old"), lambda: groups.joins("old", "paid", 0)):
         with pytest.raises(SubscriptionMismatch, match="version 1 is in force: member new subscribes to t") as caught:

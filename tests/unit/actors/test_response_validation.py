@@ -98,7 +98,9 @@ def test_valid_answers_are_read() -> None:
     assert lock_commands.read_terms(answer(json.dumps(content).encode())) == {QUEUE: 7}
     assert group_commands.read_owners(answer(json.dumps(content).encode())) == {QUEUE: "me"}
     progress = {"offsetTable": {KEY: {"raymqCommitted": None, "brokerOffset": 5, "raymqOwner": None}}}
-    assert admin_commands.read_progress(answer(json.dumps(progress).encode())) == {QUEUE: (None, 5, None)}
+    assert admin_commands.read_progress(answer(json.dumps(progress).encode())) == {
+        QUEUE: admin_commands.ConsumeProgress(None, 5, None, None, None, None)
+    }
 
 
 @pytest.mark.parametrize("value", [None, True, 1.0, "1e3", "", "x", -1, 1 << 63, "9" * 30, [], float("inf"), "٣" * 3])

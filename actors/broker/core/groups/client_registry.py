@@ -67,6 +67,21 @@ class ConsumerData:
     version: int | None = None
 
 
+@dataclass(slots=True, eq=False)
+class FetchPosition:
+    """The position of a member in a queue: it has received the messages before `offset`."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchingMember:
+    """The member that fetched a queue last, and its position there, which moves with its fetch."""
+
+    client_id: str
+    position: FetchPosition
+
+
 @dataclass(slots=True)
 class GroupMember:
     """One client in one group."""
@@ -92,7 +107,7 @@ class ConsumerGroup:
     latest: ConsumerData
     members: dict[str, GroupMember] = field(default_factory=dict)
     #: The member that fetched each queue last.
-    owners: dict[Queue, str] = field(default_factory=dict)
+    owners: dict[Queue, FetchingMember] = field(default_factory=dict)
     #: The highest version of the members' subscriptions; None if no member has sent one.
     in_force: int | None = None
     #: How many members have each version.
@@ -115,7 +130,9 @@ class ConsumerGroup:
             del self._versions[version]
         before, self.in_force = self.in_force, max(self._versions, default=None)
         if self.in_force != before:
-            self.owners = {queue: owner for queue, owner in self.owners.items() if not self.is_superseded(owner)}
+            self.owners = {
+                queue: owner for queue, owner in self.owners.items() if not self.is_superseded(owner.client_id)
+            }
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -240,16 +257,16 @@ class ClientRegistry:
             group.latest = consumer
         return changed
 
-    def record_fetch(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
+    def record_fetch(self, group: str, client_id: str, positions: Mapping[Queue, FetchPosition]) -> None:
         """Record that a member fetches these queues, and so owns them."""
         known = self._consumers.get(group)
         if known is not None and client_id in known.members and not known.is_superseded(client_id):
-            known.owners |= dict.fromkeys(queues, client_id)
+            known.owners |= {queue: FetchingMember(client_id, position) for queue, position in positions.items()}
 
-    def record_connection_fetch(self, group: str, connection: object, queue: Queue) -> None:
+    def record_connection_fetch(self, group: str, connection: object, queue: Queue, position: FetchPosition) -> None:
         """Do `record_fetch` for a client that does not send its id with each request."""
         for client_id in self._by_connection.get(connection, ()):
-            self.record_fetch(group, client_id, (queue,))
+            self.record_fetch(group, client_id, {queue: position})
 
     def register_producer(self, client_id: str, group: str) -> None:
         """Make a client a member of a producer group.
@@ -304,7 +321,7 @@ class ClientRegistry:
             member = known.members.pop(client_id)
             self._weigh(member.client, -member.weight)
             known.count_version(member.version, -1)
-        known.owners = {queue: owner for queue, owner in known.owners.items() if owner not in departed}
+        known.owners = {queue: owner for queue, owner in known.owners.items() if owner.client_id not in departed}
         if not known.members:
             del self._consumers[group]
         return True
@@ -385,7 +402,7 @@ class ClientRegistry:
             raise GroupNotFound(f"no consumer for this group, {group}")
         return found
 
-    def owners(self, group: str) -> dict[Queue, str]:
+    def owners(self, group: str) -> dict[Queue, FetchingMember]:
         """Return which member of a group fetches which queue.
 
         Queues that no member has fetched yet are left out.

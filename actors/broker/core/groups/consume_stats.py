@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import dataclass
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.groups.client_registry import ClientRegistry
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry, FetchingMember
 from raymq.actors.broker.core.statistics import MINUTE, Statistics
 from raymq.actors.errors import GroupNotFound, InvalidInput, QueueNotFound, StoreCorrupt, TopicNotFound
 from raymq.actors.naming import RETRY_PREFIX
@@ -18,7 +18,9 @@ from raymq.storage.cooperative_steps import Steps
 
 #: How many queues one step handles;
 _QUEUES_AT_ONCE = 100
-#: how many if messages are read, up to four of each queue;
+#: how many if up to two messages of each queue are read;
+_PROGRESS_AT_ONCE = 50
+#: how many if up to four are read;
 _TIMES_AT_ONCE = 20
 #: and how many if offsets are copied, each with a line in the journal.
 _COPIED_AT_ONCE = 50
@@ -29,7 +31,8 @@ class QueueLag:
     """The progress of a group in one queue.
 
     `committed` is None if the group never committed; times are 0 if there is no message. `owner` is the member that
-    fetches the queue, or None.
+    fetches the queue, or None. `in_flight` messages were given out and are not finished, and `ready` ones could be
+    given out now; both are None if the group never committed.
     """
 
     min_offset: int
@@ -38,6 +41,10 @@ class QueueLag:
     #: Store time of the last message that the group has consumed.
     last_consumed_ms: int
     owner: str | None
+    in_flight: int | None
+    ready: int | None
+    #: The age of the first message that is not finished; 0 if all are, None if it is not known.
+    unfinished_ms: int | None
 
     @property
     def lag(self) -> int:
@@ -96,7 +103,7 @@ class ConsumeStats:
         for name in [topic] if topic is not None else self.topics_of(group):
             with contextlib.suppress(TopicNotFound, QueueNotFound):
                 for queue_id in range(self._core.topics.get(name).read_queues):
-                    if found and len(found) % _QUEUES_AT_ONCE == 0:
+                    if found and len(found) % _PROGRESS_AT_ONCE == 0:
                         yield None
                     owner = owners.get((name, queue_id))
                     progress = self._of_queue(group, name, queue_id, owner)
@@ -226,11 +233,25 @@ class ConsumeStats:
             if not name.startswith(RETRY_PREFIX) and self._core.has_queue(name, queue_id):
                 self._core.reset_offset(target, name, queue_id, offset)
 
-    def _of_queue(self, group: str, topic: str, queue_id: int, owner: str | None) -> QueueLag:
+    def _of_queue(self, group: str, topic: str, queue_id: int, owner: FetchingMember | None) -> QueueLag:
         low, high = self._core.bounds(topic, queue_id)
         committed = self._core.offsets.get(group, topic, queue_id)
-        last_ms = 0 if committed is None else self.store_time(topic, queue_id, committed - 1)
-        return QueueLag(low, high, committed, last_ms, owner)
+        client_id = None if owner is None else owner.client_id
+        if committed is None:
+            return QueueLag(low, high, None, 0, client_id, None, None, None)
+        last_ms = self.store_time(topic, queue_id, committed - 1)
+        begin = max(committed, low)
+        if (unacked := self._core.pop.unacked(group, topic, queue_id)) is not None:
+            in_flight = len(unacked.deliveries) - unacked.ready_count
+            ready = unacked.ready_count + max(0, high - unacked.next_offset)
+        else:
+            given_out = begin if owner is None else min(high, max(begin, owner.position.offset))
+            in_flight, ready = given_out - begin, high - given_out
+        unfinished_ms: int | None = 0
+        if begin < high:
+            stored_ms = self.store_time(topic, queue_id, begin)
+            unfinished_ms = max(0, int(self._core.clock() * 1000) - stored_ms) if stored_ms else None
+        return QueueLag(low, high, committed, last_ms, client_id, in_flight, ready, unfinished_ms)
 
     def _subscribed(self, group: str) -> list[str]:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.groups.client_registry import FetchPosition
 from raymq.actors.broker.core.reading.filtered_reader import ScanBudget, read_filtered
 from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, PermissionDenied, QueueNotFound, RayMQError
@@ -46,14 +47,13 @@ class QueueFetchResult:
     error: RayMQError | None = None
 
 
-@dataclass(slots=True)
-class _QueueCursor:
+@dataclass(slots=True, eq=False)
+class _QueueCursor(FetchPosition):
     """The position of a fetch in one queue."""
 
     index: int
     topic: str
     queue_id: int
-    offset: int
     filter: MessageFilter
     passes_all: bool
     incarnation: int
@@ -90,10 +90,10 @@ class FetchSession:
         self._failed = False
         self._places = [
             _QueueCursor(
+                want.offset,
                 index,
                 want.topic,
                 want.queue_id,
-                want.offset,
                 want.filter,
                 want.filter.passes_all,
                 core.store.incarnation(want.topic) if want.incarnation is None else want.incarnation,
@@ -110,9 +110,9 @@ class FetchSession:
         self.is_stale = bool(self._older)
 
     @property
-    def queues(self) -> Collection[QueueKey]:
-        """Return the queues of the session."""
-        return self._by_queue.keys()
+    def positions(self) -> Mapping[QueueKey, FetchPosition]:
+        """Return the queues of the session with their positions, which move when messages are read."""
+        return self._by_queue
 
     @property
     def is_exhausted(self) -> bool:
