@@ -5,6 +5,7 @@ What is in it, in the order to read it:
     wire: frames, connections, the server, and every request as a value.
     broker and names: a broker and a name server without Ray, independent of each other.
     keeper, coordinator: the register of masters, and failover.
+    metrics: what a process publishes as metrics, and the port for Prometheus.
     filter: message filters by tags and SQL expressions.
     sending: the modules of all senders.
     route_cache, name_server_health: the routes from the name servers, and which of these servers hang.
@@ -16,6 +17,7 @@ With Ray:
     broker_actor, name_server_actor, keeper_actor, coordinator_actor, scheduler_actor, producer_actor: the actors.
     hosted_service, poll_schedule: how an actor starts its service, and when the scheduler polls a broker.
     actor_calls, actor_options, address_watch: how actors are called, created, and found after a move.
+    ray_exporter: metrics among those of Ray.
     spare_process: a worker process that Ray has started ahead.
 
 The path of a message:

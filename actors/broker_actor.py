@@ -20,6 +20,7 @@ from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.hosted_service import HostedService, block_pandas_import, raise_file_limit
 from raymq.actors.naming import replica_name
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
+from raymq.actors.ray_exporter import RayExporter
 from raymq.actors.spare_process import SpareProcess
 from raymq.actors.wire.frame import Command
 
@@ -52,10 +53,15 @@ class Broker:
 
     async def _start(self, spec: BrokerSpec, node_id: str) -> BrokerService:
         spec = dataclasses.replace(spec, host=resolve_own_address(spec.host))
-        service = await BrokerService.start(spec, node_id)
+        exporter = RayExporter() if spec.metrics in {"ray", "both"} else None
+        service = await BrokerService.start(spec, node_id, exporter)
         tune_gc()
         self._spare.begin()
         return service
+
+    def __repr__(self) -> str:
+        """Return the name in Ray's dashboard and before its lines in Ray's logs."""
+        return f"Broker({self._name})"
 
     def address(self, seconds: float, patience: float) -> str:
         """Return the address "host:port", once the broker listens; see `HostedService.wait`."""

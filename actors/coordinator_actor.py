@@ -38,6 +38,10 @@ class Coordinator:
         self._stopped = threading.Event()
         threading.Thread(target=self._look, name="coordinator-groups", daemon=True).start()
 
+    def __repr__(self) -> str:
+        """Return the name in Ray's dashboard and before its lines in Ray's logs."""
+        return f"Coordinator({self._spec.cluster})"
+
     def status(self, seconds: float, patience: float) -> dict[str, Any]:
         """Return `CoordinatorService.status`, once the service runs; see `HostedService.wait`."""
         return self._hosted.wait(seconds, patience).status()

@@ -26,6 +26,10 @@ class Keeper:
         self._loop = EventLoopThread(f"keeper-{spec.number}")
         self._hosted = HostedService(f"keeper-{spec.number}", self._loop, lambda: self._start(spec))
 
+    def __repr__(self) -> str:
+        """Return the name in Ray's dashboard and before its lines in Ray's logs."""
+        return f"Keeper({self._spec.number})"
+
     @staticmethod
     async def _start(spec: KeeperSpec) -> KeeperService:
         return await KeeperService.start(dataclasses.replace(spec, host=resolve_own_address(spec.host)))

@@ -30,6 +30,10 @@ class NameServer:
         if not is_loopback_only([spec.host]):
             AddressWatch(spec.cluster, self._keepers, self._keeper_moved)
 
+    def __repr__(self) -> str:
+        """Return the name in Ray's dashboard and before its lines in Ray's logs."""
+        return f"NameServer({self._spec.index})"
+
     @staticmethod
     async def _start(spec: NameServerSpec) -> NameServerService:
         return await NameServerService.start(dataclasses.replace(spec, host=resolve_own_address(spec.host)))

@@ -55,6 +55,7 @@ class Producer:
     """
 
     def __init__(self, spec: ProducerSpec) -> None:
+        self._group = spec.group
         self._loop = EventLoopThread("producer")
         self._under_way = 0
         #: Whether the actor refuses sends because it ends: they would be lost without an answer.
@@ -62,6 +63,10 @@ class Producer:
         self._used_at = time.monotonic()
         self._idle_seconds = spec.idle_seconds
         self._sends = self._loop.run(self._open(spec))
+
+    def __repr__(self) -> str:
+        """Return the name in Ray's dashboard and before its lines in Ray's logs."""
+        return f"Producer({self._group})"
 
     def pid(self) -> int:
         """Return the process id."""

@@ -351,6 +351,9 @@ class BrokerSpec:
     If `replicas` is more than 1, `replica` is the index of this replica, from 0 on; its number in the register is 1
     more. `replication` and `min_in_sync` are the group's `ReplicationPolicy`. Of equal replicas the one with the lowest
     `priority` becomes master.
+
+    `metrics` says where metrics are published: "ray", "prometheus" (at `metrics_host` and `metrics_port`), "both" or
+    "off". `metrics_address` is that of the open port; the broker sets it.
     """
 
     name: str
@@ -368,6 +371,10 @@ class BrokerSpec:
     replication: str = "async"
     min_in_sync: int = 1
     priority: int = 100
+    metrics: str = "off"
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +443,7 @@ class BrokerInfo:
     copy, or if unknown.
 
     `version` is the version of the broker's RayMQ; empty if it is too old to report it, or if the broker is away.
+    `metrics` is the address of its metrics, "host:port"; empty if it has none.
     """
 
     name: str
@@ -457,6 +465,7 @@ class BrokerInfo:
     end_offset: int | None = None
     lag_bytes: int | None = None
     version: str = ""
+    metrics: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for a command's header."""

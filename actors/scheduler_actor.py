@@ -40,6 +40,10 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        """Return the name in Ray's dashboard and before its lines in Ray's logs."""
+        return f"Scheduler({self._spec.namespace})"
+
     def pid(self) -> int:
         """Return the process id."""
         return os.getpid()

@@ -282,3 +282,8 @@ class ClusterInfo:
     name_servers: list[NameServerInfo]
     scheduler: SchedulerInfo
     keepers: list[KeeperInfo] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Return the addresses of the brokers' metrics for Prometheus, "host:port"; empty if they are off."""
+        return [each.metrics for each in self.brokers if each.metrics]

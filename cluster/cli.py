@@ -30,6 +30,7 @@ from raymq.cluster.cli_dlq import dlq_commands
 from raymq.cluster.cli_doctor import doctor
 from raymq.cluster.cli_group import group_commands
 from raymq.cluster.cli_message import message_commands
+from raymq.cluster.cli_metrics import metrics_commands
 from raymq.cluster.cli_outbox import outbox_commands
 from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import topic_commands
@@ -125,6 +126,7 @@ for _group in (
     topic_commands,
     group_commands,
     message_commands,
+    metrics_commands,
     outbox_commands,
     dlq_commands,
     transaction_commands,

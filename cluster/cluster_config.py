@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from raymq.actors.keeper.group_state import MAX_REPLICAS
+from raymq.actors.metrics.prometheus_endpoint import check_installed
 from raymq.actors.protocol import APPEND_WAIT_MS, Etcd, Tls
 from raymq.storage.config import STORE_SETTINGS, StoreConfig
 from raymq.storage.errors import InvalidInput
@@ -83,6 +84,29 @@ class _ClusterKeys:
             le=MAX_REPLICAS,
         ),
     ] = 1
+    metrics: Annotated[
+        Literal["ray", "prometheus", "both", "off"],
+        describe(
+            "Where brokers publish metrics: `ray`: with Ray's own, on Ray's port; `prometheus`: on a port of each "
+            "broker, with RocketMQ's names; `both`; `off`."
+        ),
+    ] = "ray"
+    metrics_host: Annotated[
+        str,
+        describe(
+            "The address on which the metrics' port listens. On 0.0.0.0 Prometheus reaches it from other machines, and "
+            "so does everybody else: there is no access control yet.",
+            form="an address of the machine",
+        ),
+    ] = "127.0.0.1"
+    metrics_port: Annotated[
+        int,
+        describe(
+            "The port of the metrics; the next brokers of a machine take the next ports. 0 takes any free one.",
+            ge=0,
+            le=65_535,
+        ),
+    ] = 0
     etcd_endpoints: Annotated[
         list[str] | str | None,
         describe(
@@ -152,6 +176,8 @@ class ClusterConfig:
         append_wait_ms: a broker refuses a message that may have waited longer for processing, with SYSTEM_BUSY.
         replication: the durability of an acknowledged message if groups have several replicas: "async" or "sync".
         min_in_sync: with "sync", a group with fewer in-sync replicas refuses messages; the master counts.
+        metrics: where brokers publish metrics: "ray", "prometheus", "both" or "off".
+        metrics_host, metrics_port: where the port for Prometheus listens.
         etcd: the etcd of the register of masters if groups have several replicas; None: keepers are created.
         tls: how the sockets of name servers and brokers authenticate; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
@@ -162,6 +188,9 @@ class ClusterConfig:
     append_wait_ms: int = APPEND_WAIT_MS
     replication: str = "async"
     min_in_sync: int = 1
+    metrics: str = "ray"
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
     etcd: Etcd | None = None
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
@@ -178,6 +207,8 @@ class ClusterConfig:
         settings = _read_mapping(config)
         for name, value in settings.items():
             _check(name, value)
+        if settings.get("metrics") in {"prometheus", "both"}:
+            check_installed()
         own = {name: settings.pop(name, SETTINGS[name].default) for name in _CLUSTER_SETTINGS}
         etcd = _read_etcd({name: own[name] for name in ("etcd_endpoints", *_ETCD_FILES)})
         tls = _read_tls({f.name: own[f"tls_{f.name}"] for f in fields(Tls)})

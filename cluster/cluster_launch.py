@@ -300,6 +300,9 @@ class BrokerSpecTemplate:
             replicas=replicas,
             replication=self.settings.replication,
             min_in_sync=self.settings.min_in_sync,
+            metrics=self.settings.metrics,
+            metrics_host=self.settings.metrics_host,
+            metrics_port=self.settings.metrics_port,
         )
 
 

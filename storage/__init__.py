@@ -13,6 +13,7 @@ What is in it, in the order to read it:
         format_2: read the files of former formats. expired_queue_offsets: the ends of queues that a replica gets.
     checkpointer: write checkpoints; retention_clock, uptime_clock: the clocks; topic_deletions: topics that were
         deleted.
+    histogram: counts of observed values, such as latencies.
     typed_json: values of msgspec's types as JSON.
     emergency_cleaner: free space for a start on a full disk; table_repair, verify: find and repair damaged files;
         empty_log: the log of a new replica.

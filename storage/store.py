@@ -7,6 +7,7 @@ Thread rule: a store belongs to one thread (the broker's loop), and only that th
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,6 +27,7 @@ from raymq.storage.files import fileutil
 from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.disk_reserve import DISK_RESERVE_BYTES, DiskReserve
 from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
+from raymq.storage.histogram import Histogram
 from raymq.storage.journal.journal_event import JournalEvent
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.journal.state_journal import StateJournal
@@ -110,8 +112,10 @@ class Store(StoreReader, Closeable):
         self._deletions = TopicDeletions(parts, self._remover, self._checkpointer)
         self._dispatcher.sync_deletions = self._deletions.sync
         self._writer.is_replica = is_replica
+        #: How long flushes took.
+        self.flush_seconds = Histogram()
         self._flusher = Flusher(
-            self._log.flush,
+            self.flush,
             self._save_checkpoint,
             lambda: parts.log.max_offset - parts.log.flushed_offset,
             self.config.flush_interval_ms,
@@ -542,7 +546,9 @@ class Store(StoreReader, Closeable):
         Raises:
             StoreFailed: the disk failed; the store refuses writes from now on.
         """
+        began = time.monotonic()
         self._log.flush()
+        self.flush_seconds.observe(time.monotonic() - began)
 
     def sync_state(self) -> None:
         """Wait until all changes of the tables and all deletions are on disk. Any thread.

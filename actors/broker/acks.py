@@ -14,6 +14,7 @@ from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
+from raymq.storage.histogram import Histogram
 from raymq.storage.store import Store
 
 _T = TypeVar("_T")
@@ -35,12 +36,14 @@ class Acks(Protocol):
     Attributes:
         is_immediate: an append is answered, and may be delivered, while it is being stored.
         inline: set if replicas alone decide when an append is answered.
+        replicate_seconds: the time from an append to its confirmation by replicas; None without replicas.
         epoch, replication_address: of the leadership, for name servers; 0 and "" without replicas.
         drain_seconds: how long the end of the service waits until running requests are answered.
     """
 
     is_immediate: bool
     inline: ReplicaAcks | None
+    replicate_seconds: Histogram | None
     epoch: int
     replication_address: str
     drain_seconds: float
@@ -68,6 +71,7 @@ class LocalAcks:
     """The `Acks` of a group with one copy: its broker's disk alone decides."""
 
     inline: ReplicaAcks | None = None
+    replicate_seconds: Histogram | None = None
     epoch = 0
     replication_address = ""
     drain_seconds = 5.0

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 from raymq.actors.broker.acks import Acks
+from raymq.actors.broker.broker_metrics import BrokerMetrics
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending.admission import AppendAdmission
 from raymq.actors.broker.core.broker_settings import broker_settings
@@ -45,6 +46,7 @@ from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import MESSAGE_FRAME_BYTES, Command, frame_bytes
 from raymq.actors.wire.headers.group_headers import NotifyConsumerIdsChanged
 from raymq.actors.wire.in_memory_transport import InMemoryTransport
+from raymq.actors.wire.request_latency import RequestLatency
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.server_limits import ServerLimits
@@ -126,7 +128,12 @@ class LeaderService:
         self._staged_commits = StagedCommits(self.core, acks)
         self._membership = MembershipSync(self.core, routes, self._pool)
         self._in_doubt = InDoubtResolver(self.core, self._staged_commits, PeerClient(routes, self._pool))
+        self._latency = RequestLatency()
         self._server = self._made_server(self._made_context(routes))
+        #: Its figures as metrics.
+        self.metrics = BrokerMetrics(
+            self.core, self.statistics, self.groups, self._latency, self.status, acks.replicate_seconds
+        )
         self._door = InMemoryTransport(self._server)
         self._duties: list[asyncio.Task[None]] = []
         self._round = PeriodicTasks(self._loop, _ROUND_SECONDS)
@@ -168,7 +175,8 @@ class LeaderService:
             drain_seconds=self.acks.drain_seconds,
         )
         tls = None if self.spec.tls is None else server_context(self.spec.tls)
-        return Server(self.acks.guarded(all_commands(context)), limits=limits, tls=tls)
+        latency = None if self.spec.metrics == "off" else self._latency
+        return Server(self.acks.guarded(all_commands(context)), limits=limits, tls=tls, latency=latency)
 
     @classmethod
     async def start(
@@ -287,6 +295,7 @@ class LeaderService:
             lateness=self._lateness,
             refusals=self._refusals(),
             version=VERSION,
+            metrics=self.spec.metrics_address,
         )
 
     @property

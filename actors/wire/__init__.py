@@ -11,6 +11,7 @@ What is in it, in the order to read it:
     frame_reader, frame_writer: read and write the frames of a byte stream.
     loop_queue: calls that are deferred to later iterations of the event loop.
     connection_pool: the client's connections.
+    request_latency: how long requests take.
     dead_peer_detector: detects connections whose peer does not answer any more.
     blocking_channel: a connection that one blocking thread uses.
     adaptive_spin: how long that thread polls before it sleeps.

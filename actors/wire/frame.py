@@ -107,6 +107,7 @@ class Command:
             command always empty.
         opaque: matches an answer to its request, per direction of a connection.
         header_bytes: in a received command, the length of its header.
+        received_at: in a received command, when its last bytes were read, by `time.monotonic`; 0.0 if not measured.
         half: in a received command, a half of a surrogate pair in its header that UTF-8 cannot encode; "" if there is
             none.
     """
@@ -123,6 +124,7 @@ class Command:
     pieces: Sequence[Buffer] = ()
     header_bytes: int = field(default=0, compare=False, repr=False)
     half: str = field(default="", compare=False, repr=False)
+    received_at: float = field(default=0.0, compare=False, repr=False)
 
     @property
     def body_bytes(self) -> int:

@@ -21,6 +21,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import protocol_version
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame_reader import make_scratch
+from raymq.actors.wire.request_latency import RequestLatency
 from raymq.actors.wire.request_memory_budget import RequestMemoryBudget
 from raymq.actors.wire.server_connection import Authorize, Handler, ServerConnection
 from raymq.actors.wire.server_limits import ServerLimits
@@ -82,6 +83,7 @@ class Server:
         limits: ServerLimits | None = None,
         authorize: Authorize | None = None,
         tls: ssl.SSLContext | None = None,
+        latency: RequestLatency | None = None,
     ) -> None:
         self.handlers: Mapping[int, Handler] = {
             RequestCode.AGREE_VERSIONS: protocol_version.agree_versions_answer,
@@ -89,6 +91,7 @@ class Server:
         }
         self.limits = limits or ServerLimits()
         self.authorize = authorize
+        self.latency = latency
         self.connections: set[ServerConnection] = set()
         #: Connections whose TLS handshake is not complete, in the order of their arrival.
         self.pending_handshakes: dict[PendingHandshake, None] = {}

@@ -392,6 +392,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             nonlocal answered
             answered = True
             writer.write_alone(bare.answer(opaque, body))
+            if server.latency is not None:
+                server.latency.observe(code, ResponseCode.SUCCESS, monotonic() - self.last_read)
 
         try:
             served = try_answer_inline(server.scratch[bare.HEAD_BYTES : count], answer)
@@ -402,16 +404,18 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._fail(Command(code, opaque=opaque, serialization=Serialization.MSGPACK), error)
             return True
         if isinstance(served, SyncCallbackFuture):
-            self._answer_then(served, _REQUEST_BYTES + count, partial(self._answer_bare, code, opaque))
+            self._answer_then(served, _REQUEST_BYTES + count, partial(self._answer_bare, code, opaque, self.last_read))
             return True
         return bool(served)
 
-    def _answer_bare(self, code: int, opaque: int, body: SyncCallbackFuture[bytes]) -> None:
+    def _answer_bare(self, code: int, opaque: int, received_at: float, body: SyncCallbackFuture[bytes]) -> None:
         writer, error = self._writer, body.exception()
         if error is None and writer is not None and writer.is_idle:
             writer.write_alone(bare.answer(opaque, body.result()))
+            if self._server.latency is not None:
+                self._server.latency.observe(code, ResponseCode.SUCCESS, monotonic() - received_at)
             return
-        request = Command(code, opaque=opaque, serialization=Serialization.MSGPACK)
+        request = Command(code, opaque=opaque, serialization=Serialization.MSGPACK, received_at=received_at)
         if error is None:
             self._answer(request, request.response(ResponseCode.SUCCESS, body=body.result()))
         else:
@@ -446,6 +450,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _serve(self, request: Command) -> None:
         server = self._server
+        request.received_at = self.last_read
         handler = server.handlers.get(request.code)
         if server.draining:
             self._answer(request, error_codec.shutdown_response(request))
@@ -516,6 +521,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _answer(self, request: Command, answer: Answer) -> None:
         if answer is None or request.is_oneway:
             return
+        latency = self._server.latency
+        if latency is not None and request.code in self._server.handlers and request.received_at:
+            latency.observe(request.code, answer.code, monotonic() - request.received_at)
         try:
             self.send(answer)
         except Exception as error:  # noqa: BLE001 - nothing was written: the peer gets the error

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.request_latency import RequestLatency
 from raymq.actors.wire.request_memory_budget import RequestMemoryBudget
 from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
@@ -42,6 +43,8 @@ class ServerInterface(Protocol):
     authorize: Callable[[Any, Command], None] | None
     draining: bool
     limits: ServerLimits
+    #: Measures the requests; None: they are not measured.
+    latency: RequestLatency | None
     loop: asyncio.AbstractEventLoop
     room: RequestMemoryBudget
     #: The read buffer that all connections share, one after the other.

@@ -114,6 +114,16 @@ OFFSET_BORN_TIMESTAMP: Final = _offset("born_timestamp")
 OFFSET_BORN_HOST: Final = _offset("born_address")
 #: The following offsets are those of a record with an IPv4 born host.
 OFFSET_STORE_TIMESTAMP: Final = _offset("store_timestamp")
+
+
+def store_timestamp_ms(record: Buffer) -> int:
+    """Return when an encoded record was stored, in ms since 1970."""
+    view = memoryview(record)
+    flags = int.from_bytes(view[OFFSET_SYS_FLAG : OFFSET_SYS_FLAG + 4])
+    at = OFFSET_STORE_TIMESTAMP + (IPV6_SHIFT if flags & SYS_FLAG_BORN_IPV6 else 0)
+    return int.from_bytes(view[at : at + 8])
+
+
 OFFSET_STORE_HOST: Final = _offset("store_address")
 OFFSET_RECONSUME_TIMES: Final = _offset("reconsume_times")
 OFFSET_PREPARED_TRANSACTION_OFFSET: Final = _offset("prepared_transaction_offset")

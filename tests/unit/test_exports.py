@@ -30,6 +30,7 @@ PACKAGES = [
     "actors.keeper",
     "actors.keeper.etcd",
     "actors.keeper.serving",
+    "actors.metrics",
     "actors.names",
     "actors.sending",
     "actors.wire",

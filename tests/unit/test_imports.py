@@ -57,7 +57,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.log": (*_PURE, "storage.files", "storage.records"),
     "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.cooperative_steps"),
     # The version of a broker's topics, which registrations contain, is a value of the file that stores it.
-    "actors.wire": (*_SHARED, *_PURE, "actors.filter", "storage.records", "storage.files.json_file"),
+    "actors.wire": (
+        *(*_SHARED, *_PURE, "actors.filter", "storage.records", "storage.files.json_file", "storage.histogram"),
+    ),
     "actors.sending": (*_SHARED, *_PURE, "actors.wire", "actors.route_cache", "storage.records"),
     # Decisions only: the broker around this package moves bytes and calls keepers.
     "actors.broker.replication": (
@@ -65,9 +67,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         *("storage.tables.leader_epoch_checkpoint", "storage.journal.journal_event"),
     ),
     "actors.broker.core": (*_SHARED, "actors.filter", "storage"),
+    "actors.metrics": (*_SHARED, "storage.errors", "storage.histogram"),
     "actors.broker": (
         *_SHARED,
         "actors.keeper",
+        "actors.metrics",
         "actors.ports",
         "actors.route_cache",
         "actors.filter",

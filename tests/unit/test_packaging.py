@@ -28,8 +28,8 @@ NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
 #: Distributions whose import name differs from their own name.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 #: Dependencies that are used if they are installed.
-OPTIONAL = {"urllib3", "uvloop", "raymq-native"}
-OPTIONAL_EXTRAS = {"etcd", "uvloop", "native"}
+OPTIONAL = {"urllib3", "uvloop", "raymq-native", "prometheus-client"}
+OPTIONAL_EXTRAS = {"etcd", "uvloop", "native", "prometheus"}
 PYTHONS = ["3.11", "3.12", "3.13"]
 #: Each lock file, with the extra of its Spark version.
 LOCKS = {"requirements.lock": "spark", "requirements-spark4.lock": "spark4"}

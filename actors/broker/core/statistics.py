@@ -9,15 +9,21 @@ pairs of topic and group are counted. No I/O, injected clock. Used on the broker
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from raymq.actors.broker.core.event_loop_lag import EventLoopLag
+from raymq.storage.histogram import Histogram
+from raymq.storage.records.record import Buffer, store_timestamp_ms
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 _Key = TypeVar("_Key")
+_Counter = TypeVar("_Counter", bound="Counter")
+
+#: RocketMQ's buckets of `rocketmq_message_size`, in bytes.
+MESSAGE_SIZE_BOUNDS: Final = (1024, 4 * 1024, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
 
 #: At most this many pairs of topic and group are counted.
 MAX_PAIRS: Final = 10_000
@@ -138,33 +144,56 @@ class Counter:
             self._counted = (self.calls, self.messages, self.bytes)
 
 
-class _Counters(Generic[_Key]):
+class TopicCounter(Counter):
+    """The counts of what was stored in a topic, with the sizes of its messages.
+
+    A batch counts with the mean size of its messages, as in RocketMQ.
+    """
+
+    __slots__ = ("sizes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Histogram(MESSAGE_SIZE_BOUNDS)
+
+    def add(self, now: float, messages: int, size: int) -> None:
+        """Count one append."""
+        super().add(now, messages, size)
+        self.sizes.observe(size / messages if messages > 1 else size, messages)
+
+
+class _Counters(Generic[_Key, _Counter]):
     """Counters by key, at most `most` of them.
 
     At the limit, the least recently used half is dropped.
     """
 
-    __slots__ = ("_most", "_table", "_tidied_at")
+    __slots__ = ("_create", "_most", "_table", "_tidied_at")
 
-    def __init__(self, most: float = float("inf")) -> None:
+    def __init__(self, create: Callable[[], _Counter], most: float = float("inf")) -> None:
+        self._create = create
         self._most = most
-        self._table: dict[_Key, Counter] = {}
+        self._table: dict[_Key, _Counter] = {}
         #: The table is scanned for unused counters when it has this many.
         self._tidied_at: float = _FEW
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def get(self, key: _Key) -> Counter | None:
+    def get(self, key: _Key) -> _Counter | None:
         return self._table.get(key)
 
-    def made(self, key: _Key, now: float) -> Counter:
+    @property
+    def table(self) -> Mapping[_Key, _Counter]:
+        return self._table
+
+    def made(self, key: _Key, now: float) -> _Counter:
         """Return the counter of `key`, created if there is none."""
         counter = self._table.get(key)
         if counter is None:
             if len(self._table) >= self._tidied_at:
                 self._tidy(now)
-            counter = self._table[key] = Counter()
+            counter = self._table[key] = self._create()
         return counter
 
     def drop(self, key: _Key) -> None:
@@ -198,10 +227,13 @@ class Statistics:
         self.total_get = Counter()
         #: Appends that were refused, by cause: see `admission.refusal_cause`.
         self.refusals: dict[str, int] = {}
-        self._put = _Counters[str]()
+        #: The time from the storing of a message to its delivery; a sample of all messages.
+        self.deliver_seconds = Histogram()
+        self._next_delivery_sample = 0.0
+        self._put = _Counters[str, TopicCounter](TopicCounter)
         #: By topic and group, as is `_sent_back`.
-        self._get = _Counters[tuple[str, str]](MAX_PAIRS)
-        self._sent_back = _Counters[tuple[str, str]](MAX_PAIRS)
+        self._get = _Counters[tuple[str, str], Counter](Counter, MAX_PAIRS)
+        self._sent_back = _Counters[tuple[str, str], Counter](Counter, MAX_PAIRS)
         self._midnight = _next_midnight(self.started)
         #: (messages put, messages got) as of this morning's and yesterday morning's midnight.
         self._this_morning = (0, 0)
@@ -227,6 +259,21 @@ class Statistics:
     def refused(self, cause: str) -> None:
         """Count an append that was refused for `cause`; nothing was stored."""
         self.refusals[cause] = self.refusals.get(cause, 0) + 1
+
+    def delivered(self, record: Buffer) -> None:
+        """Measure how long ago a delivered record was stored, for at most 100 records a second."""
+        now = self.clock()
+        if now >= self._next_delivery_sample:
+            self._next_delivery_sample = now + 0.01
+            self.deliver_seconds.observe(max(0.0, now - store_timestamp_ms(record) / 1000))
+
+    def topics(self) -> Mapping[str, TopicCounter]:
+        """Return the counters of all topics' appends; callers must not change them."""
+        return self._put.table
+
+    def consumption(self) -> Mapping[tuple[str, str], Counter]:
+        """Return the counters of all reads by topic and group; callers must not change them."""
+        return self._get.table
 
     def put_of(self, topic: str) -> Counter | None:
         """Return the counter of a topic's appends, or None if there were none."""

@@ -186,16 +186,17 @@ def _progress_object(queue: MessageQueue, progress: QueueLag) -> tuple[str, dict
     Without a committed offset it has the minimum offset: RocketMQ's clients would treat a negative number as an offset.
     """
     consumed = progress.min_offset if progress.committed is None else progress.committed
+    left = progress.left
     return json_body.queue_key(queue), {
         "brokerOffset": progress.max_offset,
         "consumerOffset": consumed,
         "lastTimestamp": progress.last_consumed_ms,
-        "pullOffset": consumed + (progress.in_flight or 0),
+        "pullOffset": consumed if left is None else consumed + left.in_flight,
         "raymqCommitted": progress.committed,
         "raymqOwner": progress.owner,
-        "raymqInFlight": progress.in_flight,
-        "raymqReady": progress.ready,
-        "raymqUnfinishedMillis": progress.unfinished_ms,
+        "raymqInFlight": None if left is None else left.in_flight,
+        "raymqReady": None if left is None else left.ready,
+        "raymqUnfinishedMillis": None if left is None else left.unfinished_ms,
     }
 
 

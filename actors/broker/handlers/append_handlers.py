@@ -9,6 +9,7 @@ from typing import Final
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
 from raymq.actors.broker.handlers.broker_command import Commands, appends
 from raymq.actors.errors import InvalidInput
+from raymq.actors.naming import HALF_TOPIC
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append_commands import appended_answer, read_sizes
@@ -39,7 +40,8 @@ def handlers(context: BrokerContext) -> Commands:
         def store() -> Callable[[SendStatus], Command]:
             records = memoryview(request.body)
             placed = core.append(topic, queue_id, records, sizes, delayed=delayed, sequenced=sequenced)
-            context.statistics.put(topic, len(sizes), len(request.body))
+            counted = HALF_TOPIC if placed.topic == HALF_TOPIC else topic  # its commit counts for the topic
+            context.statistics.put(counted, len(sizes), len(request.body))
             return lambda status: appended_answer(request, status, placed)
 
         return context.append(len(request.body), store)

@@ -175,6 +175,7 @@ class _Asked:
                 if len(part.sizes):
                     size = int(part.sizes.sum())
                     self._context.statistics.get(self._group, self._topics[part.index], len(part.sizes), size)
+                    self._context.statistics.delivered(part.pieces[0])
         fields = {"parts": [_packed(part) for part in parts], "epoch": self._context.core.store.epoch}
         pieces = [piece for part in parts for piece in part.pieces]
         return self._request.response(ResponseCode.SUCCESS, fields, pieces=pieces)

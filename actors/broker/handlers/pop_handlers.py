@@ -308,4 +308,5 @@ def _popped(
     messages = sum(len(q.taken.offsets) for q in queues)
     context.statistics.get(header.consumer_group, header.topic, messages, sum(q.taken.size_bytes for q in queues))
     pieces = [piece for q in queues for piece in q.taken.pieces]
+    context.statistics.delivered(pieces[0])
     return request.response(ResponseCode.SUCCESS, fields, remark="FOUND", pieces=pieces)

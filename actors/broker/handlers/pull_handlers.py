@@ -134,6 +134,7 @@ class _Pull:
             self._context.statistics.get(
                 self._header.consumer_group, self._header.topic, len(lease), int(lease.sizes.sum())
             )
+            self._context.statistics.delivered(lease.parts[0])
             return self._request.response(code, fields, remark="FOUND", pieces=lease.parts)
 
     def _wait(self) -> None:

@@ -24,6 +24,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
+from raymq.storage.histogram import Histogram
 from raymq.storage.store import Store
 
 #: How long a leader that steps down waits until running requests are answered: the next leader waits for it.
@@ -46,6 +47,7 @@ class ReplicatedAcks:
         self._handlers = handlers
         self.epoch = leadership.epoch
         self.replication_address = replication_address
+        self.replicate_seconds: Histogram | None = leadership.replicate_seconds
         self.inline: ReplicaAcks | None = leadership if leadership.acks_without_flush else None
 
     def start(self, wake: Callable[[Sequence[QueueKey]], None]) -> Callable[[Sequence[QueueKey]], None]:

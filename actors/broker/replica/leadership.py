@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -32,6 +33,7 @@ from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import MessageExpired, StoreBusy
 from raymq.storage.failpoints import failpoint
+from raymq.storage.histogram import Histogram
 from raymq.storage.journal.replication_backlog import ReplicationBacklog
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.log_slice import LogSlice
@@ -91,6 +93,9 @@ class Leadership:
         self.lease = MasterLease(boottime)
         self.journal = journal
         journal.on_append = self.changed
+        #: The time from an append to its confirmation, of one append at a time.
+        self.replicate_seconds = Histogram()
+        self._measured: tuple[int, float] | None = None
         self.in_sync = InSyncSet(number, self.state.in_sync, begin, boottime, confirmed=confirmed)
         self.rule = AckRule(self.state.policy, self.in_sync, self.lease, number)
         #: It takes no new messages, and acknowledges those that it has taken.
@@ -350,6 +355,8 @@ class Leadership:
         if not self.accepts_replicas:
             return
         self._shipped = end = self.end
+        if self._measured is None:
+            self._measured = end.offset, time.monotonic()
         if self._record_end(end):
             self.confirm()
         self.shipping.pump(end)
@@ -377,6 +384,9 @@ class Leadership:
     def confirm(self) -> None:
         """Let readers see what is confirmed, and answer the requests that wait for it."""
         confirmed = self.in_sync.confirmed
+        if self._measured is not None and confirmed.offset >= self._measured[0]:
+            self.replicate_seconds.observe(time.monotonic() - self._measured[1])
+            self._measured = None
         if self._store is not None and self._arrivals is not None:
             self._store.confirmed.advance(confirmed.offset)
             self._arrivals.confirmed()

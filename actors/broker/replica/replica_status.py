@@ -280,6 +280,7 @@ def broker_info(member: ReplicaState) -> BrokerInfo:
             disk_ratio=usage.used / usage.total,
             corruption=[Corruption(each.file, each.offset, each.reason) for each in found],
             version=RELEASE,
+            metrics=member.spec.metrics_address,
         )
     behind = None if member.connection is None else max(0, member.connection.master_end - end)
     return replace(

@@ -19,6 +19,7 @@ from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.errors import RayMQError, ServerBusy, WriteUnknown
 from raymq.actors.protocol import APPEND_WAIT_MS
 from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
+from raymq.storage.histogram import Histogram
 from raymq.storage.store import Store
 
 #: The interval between two beats of the event loop.
@@ -62,6 +63,8 @@ class Admission:
         self._due = math.inf
         self._was_late = 0.0
         self._last_append_seconds = 0.0
+        #: How long appends took in the store.
+        self.append_seconds = Histogram()
 
     def beat(self) -> None:
         """Record one beat of the event loop, which is due every `BEAT_SECONDS`.
@@ -108,7 +111,8 @@ class Admission:
 
     def appended(self, began: float) -> None:
         """Record that the store has finished an append that started at `began`."""
-        self._last_append_seconds = self._clock() - began
+        self._last_append_seconds = seconds = self._clock() - began
+        self.append_seconds.observe(seconds)
 
     def leave(self, size: int) -> None:
         """Record that an admitted append is answered, with success or not."""

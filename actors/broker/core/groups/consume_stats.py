@@ -27,12 +27,28 @@ _COPIED_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
+class QueueLeft:
+    """What a group has not finished in one queue.
+
+    Attributes:
+        lag: the number of messages after its committed offset.
+        in_flight: how many were given out and are not finished.
+        ready: how many could be given out now.
+        unfinished_ms: the age of the first message that is not finished; 0 if all are, None if it is not known.
+    """
+
+    lag: int
+    in_flight: int
+    ready: int
+    unfinished_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class QueueLag:
     """The progress of a group in one queue.
 
     `committed` is None if the group never committed; times are 0 if there is no message. `owner` is the member that
-    fetches the queue, or None. `in_flight` messages were given out and are not finished, and `ready` ones could be
-    given out now; both are None if the group never committed.
+    fetches the queue, or None. `left` is None if the group never committed.
     """
 
     min_offset: int
@@ -41,10 +57,7 @@ class QueueLag:
     #: Store time of the last message that the group has consumed.
     last_consumed_ms: int
     owner: str | None
-    in_flight: int | None
-    ready: int | None
-    #: The age of the first message that is not finished; 0 if all are, None if it is not known.
-    unfinished_ms: int | None
+    left: QueueLeft | None
 
     @property
     def lag(self) -> int:
@@ -236,10 +249,16 @@ class ConsumeStats:
     def _of_queue(self, group: str, topic: str, queue_id: int, owner: FetchingMember | None) -> QueueLag:
         low, high = self._core.bounds(topic, queue_id)
         committed = self._core.offsets.get(group, topic, queue_id)
+        last_ms = 0 if committed is None else self.store_time(topic, queue_id, committed - 1)
         client_id = None if owner is None else owner.client_id
+        return QueueLag(low, high, committed, last_ms, client_id, self.left(group, topic, queue_id, owner))
+
+    def left(self, group: str, topic: str, queue_id: int, owner: FetchingMember | None) -> QueueLeft | None:
+        """Return what a group has not finished in a queue; None if it never committed there."""
+        low, high = self._core.bounds(topic, queue_id)
+        committed = self._core.offsets.get(group, topic, queue_id)
         if committed is None:
-            return QueueLag(low, high, None, 0, client_id, None, None, None)
-        last_ms = self.store_time(topic, queue_id, committed - 1)
+            return None
         begin = max(committed, low)
         if (unacked := self._core.pop.unacked(group, topic, queue_id)) is not None:
             in_flight = len(unacked.deliveries) - unacked.ready_count
@@ -251,7 +270,7 @@ class ConsumeStats:
         if begin < high:
             stored_ms = self.store_time(topic, queue_id, begin)
             unfinished_ms = max(0, int(self._core.clock() * 1000) - stored_ms) if stored_ms else None
-        return QueueLag(low, high, committed, last_ms, client_id, in_flight, ready, unfinished_ms)
+        return QueueLeft(high - begin, in_flight, ready, unfinished_ms)
 
     def _subscribed(self, group: str) -> list[str]:
         try:

@@ -117,6 +117,8 @@ class TransactionalMessageService:
         #: Half offset, operation offset and log end that are stored once the log is durable up to that end.
         self._progress: tuple[int, int, int] | None = None
         self._stored_progress = (-1, -1)
+        #: How many transactions were ended since the start, by topic and outcome.
+        self.ended: Counter[tuple[str, TransactionOutcome]] = Counter()
 
     # -- halves --------------------------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class TransactionalMessageService:
         if end.outcome is TransactionOutcome.ROLLBACK:
             self._append_operation(half.position.queue_offset)
             self._halves.set_ended(half, TransactionOutcome.ROLLBACK)
+            self.ended[half.topic, TransactionOutcome.ROLLBACK] += 1
             return None
         return self._commit(half)
 
@@ -202,6 +205,7 @@ class TransactionalMessageService:
         result = self._append(*join([message, operation]), topic_queue, OP_QUEUE, again=True)
         self._halves.add_operation(int(result.queue_offsets[1]), half.position.queue_offset)
         self._halves.set_ended(half, TransactionOutcome.COMMIT)
+        self.ended[half.topic, TransactionOutcome.COMMIT] += 1
         return CommittedMessage(topic_queue[0], len(message))
 
     def _append_operation(self, *offsets: int) -> None:

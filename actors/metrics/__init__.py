@@ -1,0 +1,10 @@
+"""Publish the figures of a broker as metrics.
+
+    metric_family: what is published: families of series, without I/O
+    series_limit: which topics and groups have series of their own
+    prometheus_endpoint: a port for Prometheus, with RocketMQ's names
+    metrics_publisher: collects the figures every few seconds, and publishes them
+
+`raymq.actors.ray_exporter` publishes them among Ray's own. The figures of a broker are collected in
+`raymq.actors.broker.broker_metrics`.
+"""

@@ -1,0 +1,72 @@
+"""Test metrics without a broker: which series are published, and how Prometheus sees them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from raymq.actors.metrics.metric_family import MetricFamily, MetricsSnapshot
+from raymq.actors.metrics.prometheus_endpoint import as_prometheus
+from raymq.actors.metrics.series_limit import OtherCounter, largest
+from raymq.storage.histogram import Histogram
+
+
+def test_histogram_counts_a_value_in_the_first_bucket_that_holds_it() -> None:
+    histogram = Histogram([1.0, 10.0])
+    for value in (0.5, 1.0, 1.5, 10.0, 11.0):
+        histogram.observe(value)
+    histogram.observe(2.0, times=3)
+    assert (histogram.counts, histogram.count, histogram.sum) == ([2, 5, 1], 8, 30.0)
+    copied = histogram.copy()
+    histogram.add(copied)
+    assert (histogram.counts, copied.counts) == ([4, 10, 2], [2, 5, 1])
+
+
+def test_largest_subjects_are_named() -> None:
+    assert largest({"a": 1, "b": 3, "c": 2}, 2) == {"b", "c"}
+    assert largest({"b": 1, "a": 1}, 1) == {"a"}
+    assert largest({"a": 1}, 5) == {"a"}
+    assert largest({"a": 1, "b": 1}, 0) == set()
+
+
+def test_sum_of_others_never_falls() -> None:
+    other = OtherCounter[str]()
+    assert other.update([("a", 5.0), ("b", 2.0)], {"a"}) == 2.0
+    assert other.update([("a", 6.0), ("b", 3.0)], {"a"}) == 3.0
+    assert other.update([("a", 9.0), ("b", 3.0)], {"b"}) == 3.0, (
+        "what a counted while it was named is not counted again"
+    )
+    assert other.update([("a", 11.0), ("b", 3.0)], {"b"}) == 5.0
+    assert other.update([], set()) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "ray_name"),
+    [
+        ("rocketmq_messages_in_total", "raymq_messages_in"),
+        ("raymq_loop_stop_seconds", "raymq_loop_stop_seconds"),
+        ("rocketmq_storage_size_bytes", "raymq_storage_size_bytes"),
+    ],
+)
+def test_names_in_ray_have_no_total(name: str, ray_name: str) -> None:
+    assert MetricFamily(name, "gauge", "").ray_name == ray_name
+
+
+def test_prometheus_sees_cumulative_buckets() -> None:
+    histogram = Histogram([1.0, 10.0])
+    for value in (0.5, 5.0, 50.0):
+        histogram.observe(value)
+    family = MetricFamily("raymq_x_seconds", "histogram", "X.", ("topic",), {("t",): histogram})
+    samples = {
+        (each.name, each.labels.get("le")): each.value for each in as_prometheus(family, {"node_id": "a"}).samples
+    }
+    assert samples == {
+        ("raymq_x_seconds_bucket", "1.0"): 1.0,
+        ("raymq_x_seconds_bucket", "10.0"): 2.0,
+        ("raymq_x_seconds_bucket", "+Inf"): 3.0,
+        ("raymq_x_seconds_count", None): 3.0,
+        ("raymq_x_seconds_sum", None): 55.5,
+    }
+    assert MetricsSnapshot({}, [family]).series == len(samples)
+    assert math.isclose(histogram.sum, 55.5)
