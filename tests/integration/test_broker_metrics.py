@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
+import socket
+import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
@@ -34,6 +39,9 @@ STORE = {"commitlog_file_bytes": 1 << 20, "index_slots": 500, "index_entries": 4
 
 #: What a broker without replicas does not publish.
 ONLY_WITH_REPLICAS = ("raymq_in_sync_replicas", "raymq_replica_lag_bytes", "raymq_replicate_seconds_bucket")
+
+#: What is published after the first dead letter, refused append, or member.
+ONLY_AFTER_EVENTS = ("dead_letters", "send_to_dlq", "refused_appends", "consumer_connections")
 
 Labels = frozenset[tuple[str, str]]
 
@@ -100,6 +108,12 @@ def broker(tmp_path: Path) -> Iterator[MeasuredBroker]:
     loop.run(service.stop())
     loop.run(name_server.stop())
     loop.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def use(mq: Connection) -> None:
@@ -261,3 +275,52 @@ def test_metrics_commands(broker: MeasuredBroker, tmp_path: Path, monkeypatch: p
     assert run("grafana", "--install").exit_code == 0
     assert "ray_raymq_messages_in_total" in (folder / grafana.DASHBOARDS[0]).read_text()
     assert yaml.safe_load(run("alerts").stdout)["groups"][0]["name"] == "raymq"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus in PATH")
+def test_prometheus_answers_every_expression_under_load(broker: MeasuredBroker, tmp_path: Path) -> None:
+    scrape = {"job_name": "raymq", "static_configs": [{"targets": [broker.address]}]}
+    (tmp_path / "prometheus.yaml").write_text(
+        yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]})
+    )
+    port = free_port()
+    process = subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={tmp_path / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def query(expression: str) -> list[object]:
+        values = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{values}", timeout=10) as answer:
+            found: list[object] = json.load(answer)["data"]["result"]
+        return found
+
+    def asked(expression: str) -> str:
+        return expression.replace("$cluster", ".*").replace("$group", "popping")
+
+    try:
+        use(broker.mq)
+        with Producer(broker.mq, "p") as producer:
+
+            def is_rated() -> bool:
+                producer.send_batch([Message("t", b"x") for _ in range(100)])
+                with contextlib.suppress(OSError):
+                    return bool(query('rate(rocketmq_messages_in_total{topic="t"}[1m]) > 0'))
+                return False
+
+            poll_until(is_rated, 60, "Prometheus has scraped the broker twice")
+            panels = expressions(ray=False)[:-9]
+            empty = [each for each in panels if not query(asked(each))]
+        assert all(any(name in each for name in [*ONLY_WITH_REPLICAS, *ONLY_AFTER_EVENTS]) for each in empty), empty
+        for rule in expressions(ray=False)[-9:]:
+            query(rule)
+    finally:
+        process.terminate()
+        process.wait(30)
