@@ -25,7 +25,7 @@ class RequestLatency:
         latency = self._by_codes.get((code, response_code))
         if latency is None:
             latency = self._by_codes[code, response_code] = Histogram(RPC_BOUNDS_MS)
-        latency.observe(seconds * 1000)
+        latency.observe(seconds * 1000.0)
 
     def by_codes(self) -> Mapping[tuple[int, int], Histogram]:
         """Return the latencies in milliseconds by request code and response code; callers must not change them."""

@@ -156,11 +156,6 @@ class TopicCounter(Counter):
         super().__init__()
         self.sizes = Histogram(MESSAGE_SIZE_BOUNDS)
 
-    def add(self, now: float, messages: int, size: int) -> None:
-        """Count one append."""
-        super().add(now, messages, size)
-        self.sizes.observe(size / messages if messages > 1 else size, messages)
-
 
 class _Counters(Generic[_Key, _Counter]):
     """Counters by key, at most `most` of them.
@@ -243,7 +238,12 @@ class Statistics:
         """Count one appended batch of `topic`: `messages` with `size` bytes in total."""
         now = self._now()
         self.total_put.add(now, messages, size)
-        self._put.made(topic, now).add(now, messages, size)
+        counter = self._put.made(topic, now)
+        counter.add(now, messages, size)
+        if messages == 1:
+            counter.sizes.observe(size)
+        else:
+            counter.sizes.observe_times(size / max(1, messages), messages)
 
     def get(self, group: str, topic: str, messages: int, size: int) -> None:
         """Count one pull by `group`: `messages` with `size` bytes in total."""
