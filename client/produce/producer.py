@@ -7,12 +7,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
 from raymq.actors.errors import (
@@ -175,6 +176,10 @@ class Producer(ClientBase):
                 raise WrongType("transaction_checker", "a function of a message", transaction_checker)
             self._open(self._start_responder)
             mq.retain(self)
+        if mq.tracer is not None:
+            from raymq.client.produce.traced_producer import TracedProducer
+
+            self.__class__ = TracedProducer  # so that other producers have no step for traces
         register_child_reset(self, Producer._reset_in_child)
         mq.adopt(self)
 
@@ -323,11 +328,25 @@ class Producer(ClientBase):
             OutcomeUnknown, PartlyStored, NotStored: as `send_batch`; `.results` has an entry per part, with `.rows`.
             As `send` besides.
         """
+        return self._send_table(topic, table, (body, keys, tags, properties), options)
+
+    def _send_table(
+        self,
+        topic: str,
+        table: ArrowData,
+        columns: tuple[str, str | None, str | None, str | None],
+        options: Any,
+        common: Mapping[str, str] = MappingProxyType({}),
+    ) -> TableResult:
+        """Do `send_table`; `common` are properties that each message gets if there is room for them."""
         self._check_may_send()
         terms = self._defaults.terms(check_sendable(topic), options)
         host = self._mq.pool.local_host
         rows = arrow_table(table)
-        encoded = table_parts(rows, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
+        body, keys, tags, properties = columns
+        encoded = table_parts(
+            rows, topic, body=body, keys=keys, tags=tags, properties=properties, host=host, common=common
+        )
         outcomes: list[tuple[int, PartOutcome]] = []
         first_keys: list[str] = []
         try:

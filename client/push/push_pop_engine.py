@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from raymq.actors.backoff import Backoff
@@ -118,7 +118,7 @@ class PushPopEngine:
             settings,
             runner,
             self.supervisor,
-            send_back=self._retry,
+            send_back=self._make_send_back(),
             on_room=lambda _: None,
         )
         self._queues: dict[MessageQueue, _LeasedQueue] = {}
@@ -132,6 +132,14 @@ class PushPopEngine:
         #: The messages that were finished in this turn of the loop, by call, with the futures of their
         #: acknowledgements.
         self._acks: dict[LeasedCall, list[tuple[MessageLease, asyncio.Future[SettleResult]]]] = {}
+
+    def _make_send_back(self) -> Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]]:
+        tracer = self._mq.tracer
+        if tracer is None:
+            return self._retry
+        from raymq.client.push.traced_listener import traced_send_back
+
+        return traced_send_back(self._retry, tracer, self._settings.group)
 
     async def start(self) -> None:
         """Join the group and fix the start positions.

@@ -239,6 +239,20 @@ class CheckedRows:
             self.bodies, _checked_texts(pc.binary_join_element_wise(before, more.cast(pa.binary()), b""))
         )
 
+    def with_common(self, more: bytes) -> CheckedRows:
+        """Return the rows with additional properties of all rows, given as they are stored.
+
+        If the properties of a row became too long, return the rows unchanged.
+        """
+        if not isinstance(self.texts, pa.Array):
+            before = b"" if self.texts is None else self.texts.as_py()
+            return CheckedRows(self.bodies, pa.scalar(before + more, pa.binary()))
+        longest = int(lengths_of(self.texts).max()) + len(more) + PAIR_BYTES if len(self.texts) else 0
+        if longest > message_limits.MAX_PROPERTIES_BYTES:
+            return self
+        texts = pc.binary_join_element_wise(self.texts.cast(pa.binary()), pa.scalar(more, pa.binary()), b"")
+        return CheckedRows(self.bodies, texts)
+
     @staticmethod
     def concatenated(parts: Sequence[CheckedRows]) -> CheckedRows:
         """Concatenate the rows of several tables that have the same columns."""
