@@ -34,6 +34,7 @@ from raymq.client import arguments
 from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
+from raymq.client.metrics_exporter import EXPORTER
 from raymq.client.worker_exit import call_at_worker_exit
 from raymq.storage.closeable import Closeable
 
@@ -402,6 +403,7 @@ class Connection(Closeable):
                 with contextlib.suppress(TimeoutError):  # `stop` ends what is left
                     self._loop.run(self.pool.close(), 5.0)
                 self._loop.stop()
+            EXPORTER.closed(self)
 
     async def aclose(self) -> None:
         """`close` for asyncio code."""
@@ -445,6 +447,7 @@ class Connection(Closeable):
                     created = EventLoopThread("raymq-client")
                     if self._loop is None:
                         self._loop = self._held.loop = created
+                        EXPORTER.opened(self, created.loop)
                     else:  # a signal handler has created one meanwhile, and uses it
                         created.stop()  # type: ignore[unreachable]
         return self._loop

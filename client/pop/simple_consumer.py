@@ -18,6 +18,7 @@ from raymq.actors.errors import ClientClosed, InvalidInput, WrongType
 from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.client_base import check_connection
+from raymq.client.client_metrics import CLIENT_METRICS, SIMPLE_CONSUMER
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import Health
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
@@ -254,7 +255,10 @@ class SimpleConsumer(ReceivingClient):
     async def _ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
         messages = [message] if isinstance(message, ReceivedMessage) else _several(message)
         receipts = [_receipt(each) for each in messages]
-        return await self._pop_engine.requests.acknowledge(messages, receipts)
+        is_done = await self._pop_engine.requests.acknowledge(messages, receipts)
+        if not is_done:
+            CLIENT_METRICS.consumed(SIMPLE_CONSUMER, self.group, messages[0].queue.topic).lease_losses += 1
+        return is_done
 
     async def _change(self, message: ReceivedMessage, seconds: float) -> bool:
         receipt = _receipt(message)

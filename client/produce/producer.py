@@ -35,6 +35,7 @@ from raymq.actors.sending.sender import RecordSender, SendOutcome
 from raymq.client import arguments, producer_limits
 from raymq.client.callback_executor import CallbackFuture
 from raymq.client.client_base import ClientBase, check_connection
+from raymq.client.client_metrics import CLIENT_METRICS
 from raymq.client.connection import Connection
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.message import Message, key_numbers
@@ -182,6 +183,7 @@ class Producer(ClientBase):
             self.__class__ = TracedProducer  # so that other producers have no step for traces
         register_child_reset(self, Producer._reset_in_child)
         mq.adopt(self)
+        CLIENT_METRICS.watch(self)
 
     def send(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """Send one message and wait for the result, with its queue and offset.
@@ -506,7 +508,12 @@ class Producer(ClientBase):
             self._made.start_outbox_close(self._mq)
         return super().begin_close(timeout)
 
+    def gauges(self) -> tuple[int, int]:
+        """Return the number of isolated brokers, and of gathered messages without a response."""
+        return (0, 0) if self._made is None else self._made.gauges()
+
     def _end(self, timeout: float) -> None:
+        CLIENT_METRICS.unwatch(self)
         responder, self._responder = self._responder, None
         if responder is not None:
             self._mq.release(self)
@@ -580,6 +587,7 @@ class Producer(ClientBase):
         self._closing = threading.RLock()
         self._responder = None
         self._mq.adopt(self)
+        CLIENT_METRICS.watch(self)
 
     def _check_may_send(self) -> int:
         """Return the calling thread's id; raise an error if it may not send."""

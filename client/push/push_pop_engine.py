@@ -13,11 +13,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, RayMQError, SubscriptionMismatch
 from raymq.actors.protocol import MessageQueue, SettleAction, SettleOutcome, SettleResult, TopicRoute
+from raymq.client.client_metrics import CLIENT_METRICS, PUSH_CONSUMER
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import FetchFailures, SkippedMessages
 from raymq.client.message import ReceivedMessage
@@ -113,7 +115,8 @@ class PushPopEngine:
         self.failing_fetches = FetchFailures(time.monotonic)
         self._leases = MessageLeases(boottime, settings.threads, settings.batch_size, settings.lease)
         requests = SettlementBatcher(mq, settings.group, self._pop_engine.topics)
-        self._settler = LeaseSettler(requests, self._leases, settings.lease_ms, self.supervisor)
+        counts = partial(CLIENT_METRICS.consumed, PUSH_CONSUMER, settings.group)
+        self._settler = LeaseSettler(requests, self._leases, settings.lease_ms, self.supervisor, counts)
         self.delivery = ConsumeMessageService(
             settings,
             runner,
