@@ -170,10 +170,6 @@ class ClientMetrics:
             counts.clear()
 
 
-#: The counts of this process.
-CLIENT_METRICS: Final = ClientMetrics()
-
-
 def series_of_topic(counts: Counts) -> int:
     """Return how many series the counts of one topic make."""
     if isinstance(counts, ConsumeCounts):
@@ -210,3 +206,7 @@ def _gauges(producers: Iterable[MeteredProducer]) -> Iterator[Series]:
     for group, (isolated, buffered) in found.items():
         yield Series(ISOLATED, (PRODUCER, group), isolated)
         yield Series(BUFFERED, (PRODUCER, group), buffered)
+
+
+#: The counts of this process.
+CLIENT_METRICS: Final = ClientMetrics()

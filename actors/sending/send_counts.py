@@ -20,24 +20,30 @@ class TopicSends:
     """The sends of one topic.
 
     Attributes:
-        stored, not_stored, unknown: the sends by outcome; a batch that is sent together is one send.
+        not_stored, unknown: the sends by outcome; a batch that is sent together is one send.
         stored_messages, not_stored_messages, unknown_messages: their messages.
         retries: further tries.
         seconds: how long the sends took that were stored, in all.
-        latencies: how many of them took at most each of `LATENCY_BOUNDS`, and how many took longer.
+        latencies: how many of them took at most each of `LATENCY_BOUNDS` and more than the one before; and how many
+            took longer than all.
     """
 
     __slots__ = (
-        *("latencies", "not_stored", "not_stored_messages", "retries", "seconds", "stored", "stored_messages"),
+        *("latencies", "not_stored", "not_stored_messages", "retries", "seconds", "stored_messages"),
         *("unknown", "unknown_messages"),
     )
 
     def __init__(self) -> None:
         self.clear()
 
+    @property
+    def stored(self) -> int:
+        """Return the number of sends that were stored."""
+        return sum(self.latencies)
+
     def clear(self) -> None:
         """Set all counts to 0."""
-        self.stored = self.not_stored = self.unknown = 0
+        self.not_stored = self.unknown = 0
         self.stored_messages = self.not_stored_messages = self.unknown_messages = 0
         self.retries = 0
         self.seconds = 0.0
@@ -61,7 +67,6 @@ class SendCounts:
     def stored(self, topic: str, messages: int, seconds: float) -> None:
         """Count a send that was stored after so many seconds."""
         counts = self._known.get(topic) or self._find(topic)
-        counts.stored += 1
         counts.stored_messages += messages
         counts.seconds += seconds
         counts.latencies[bisect_left(LATENCY_BOUNDS, seconds)] += 1

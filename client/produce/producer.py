@@ -64,6 +64,7 @@ from raymq.client.produce.sent_results import (
     results_of,
     table_error,
 )
+from raymq.client.produce.traced_sends import TracedSends
 from raymq.client.results import SendResult, TableResult
 
 if TYPE_CHECKING:
@@ -178,8 +179,6 @@ class Producer(ClientBase):
             self._open(self._start_responder)
             mq.retain(self)
         if mq.tracer is not None:
-            from raymq.client.produce.traced_producer import TracedProducer
-
             self.__class__ = TracedProducer  # so that other producers have no step for traces
         register_child_reset(self, Producer._reset_in_child)
         mq.adopt(self)
@@ -719,6 +718,10 @@ class Producer(ClientBase):
             await self._send_one(sends, message, terms)
         except RayMQError:
             return
+
+
+class TracedProducer(TracedSends, Producer):
+    """A producer of a connection that traces."""
 
 
 def _settle(future: Future[_T], task: asyncio.Task[_T]) -> None:

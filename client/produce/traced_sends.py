@@ -1,6 +1,6 @@
 """Make a span of each send of a producer, and let the messages carry its context.
 
-`Producer(mq, ...)` makes one where the connection traces, so that tracing costs other producers nothing.
+A producer becomes a `TracedProducer` if its connection traces, so that tracing costs other producers nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Unpack
 
 from raymq.client import arguments
+from raymq.client.client_base import ClientBase
 from raymq.client.message import Message
 from raymq.client.produce.message_batch import PendingResult
 from raymq.client.produce.message_encoder import ArrowData
-from raymq.client.produce.producer import Producer
 from raymq.client.produce.send_options import SendOptions
+from raymq.client.produce.send_pipeline import PipelineOptions
 from raymq.client.results import SendResult, TableResult
 
 if TYPE_CHECKING:
@@ -22,8 +23,17 @@ if TYPE_CHECKING:
     from raymq.client.tracing.message_tracer import MessageSpan, MessageTracer
 
 
-class TracedProducer(Producer):
-    """A producer of a connection that traces."""
+class TracedSends(ClientBase):
+    """The methods of a producer that send, each within a span. The class behind this one has the same methods."""
+
+    group: str
+    _options: PipelineOptions
+    _batch_terms: Any
+    _send_table: Any
+
+    @property
+    def _untraced(self) -> Any:
+        return super()
 
     @property
     def _tracer(self) -> MessageTracer:
@@ -35,7 +45,7 @@ class TracedProducer(Producer):
         """Do `Producer.send` within a span."""
         arguments.instance("message", message, Message)
         with self._tracer.sending([message], self.group) as span:
-            result = super().send(span.messages[0], **options)
+            result: SendResult = self._untraced.send(span.messages[0], **options)
             span.stored([result])
         return result
 
@@ -43,9 +53,10 @@ class TracedProducer(Producer):
         """Do `Producer.asend` within a span."""
         arguments.instance("message", message, Message)
         if self._options.linger and not message.is_delayed:
-            return await super().asend(message, **options)  # which calls `send_async`
+            sent: SendResult = await self._untraced.asend(message, **options)  # which calls `send_async`
+            return sent
         with self._tracer.sending([message], self.group) as span:
-            result = await super().asend(span.messages[0], **options)
+            result: SendResult = await self._untraced.asend(span.messages[0], **options)
             span.stored([result])
         return result
 
@@ -54,7 +65,7 @@ class TracedProducer(Producer):
         arguments.instance("message", message, Message)
         span = self._tracer.sending([message], self.group)
         try:
-            sent = super().send_async(span.messages[0], **options)
+            sent: Future[SendResult] = self._untraced.send_async(span.messages[0], **options)
         except BaseException as error:
             span.__exit__(type(error), error, None)
             raise
@@ -66,19 +77,21 @@ class TracedProducer(Producer):
         """Do `Producer.send_oneway` within a span, which does not say whether the message is stored."""
         arguments.instance("message", message, Message)
         with self._tracer.sending([message], self.group) as span:
-            super().send_oneway(span.messages[0], **options)
+            self._untraced.send_oneway(span.messages[0], **options)
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Do `Producer.send_batch` within one span, whose context all messages carry."""
         self._batch_terms(messages, options)
         with self._tracer.sending(messages, self.group, is_batch=True) as span:
-            return super().send_batch(span.messages, **options)
+            results: Sequence[SendResult] = self._untraced.send_batch(span.messages, **options)
+        return results
 
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Do `Producer.asend_batch` within one span, whose context all messages carry."""
         self._batch_terms(messages, options)
         with self._tracer.sending(messages, self.group, is_batch=True) as span:
-            return await super().asend_batch(span.messages, **options)
+            results: Sequence[SendResult] = await self._untraced.asend_batch(span.messages, **options)
+        return results
 
     def send_table(
         self,
@@ -92,14 +105,15 @@ class TracedProducer(Producer):
     ) -> TableResult:
         """Do `Producer.send_table` within one span, whose context all messages carry."""
         with self._tracer.sending_rows(str(topic), self.group) as span:
-            sent = self._send_table(topic, table, (body, keys, tags, properties), options, span.carrier)
+            sent: TableResult = self._send_table(topic, table, (body, keys, tags, properties), options, span.carrier)
             span.rows(sent.rows)
         return sent
 
     async def _begin_transaction(self, message: Message, check_after: int | None, options: Any) -> Transaction:
         arguments.instance("message", message, Message)
         with self._tracer.sending([message], self.group, kind="transaction") as span:
-            begun = await super()._begin_transaction(span.messages[0], check_after, options)
+            untraced = self._untraced._begin_transaction  # noqa: SLF001 - its own
+            begun: Transaction = await untraced(span.messages[0], check_after, options)
             span.stored([begun.result])
         return begun
 
