@@ -197,14 +197,27 @@ class MessageTracer:
         parent = _extracted(trace_properties.carried_context(message.properties, {}))
         return MessageSpan(self._begin(f"{name} {message.topic}", SpanKind.CLIENT, attributes, parent))
 
-    def reading(self, topics: Iterable[str], more: Attributes, began_ns: int | None = None) -> MessageSpan:
-        """Begin the span of a read of whole topics."""
+    def planned_read(self, topics: Iterable[str], count: int, began_ns: int) -> None:
+        """Record that a read of so many messages was planned, which began at `began_ns`."""
         names = ",".join(topics)
 
         def attributes() -> Attributes:
-            return span_attributes.operation("receive", "receive", names) | more
+            return span_attributes.operation("receive", "receive", names) | {span_attributes.BATCH_COUNT: count}
 
-        return MessageSpan(self._begin(f"receive {names}", SpanKind.CLIENT, attributes, None, (), began_ns))
+        self._begin(f"receive {names}", SpanKind.CLIENT, attributes, None, (), began_ns).end()
+
+    def ran_batch(
+        self, name: str, more: Attributes, began_and_ended_ns: tuple[int, int], carriers: Iterable[Mapping[str, str]]
+    ) -> None:
+        """Record that a batch of a stream ran between two times; it has links to the contexts that are carried."""
+        began_ns, ended_ns = began_and_ended_ns
+        contexts = [context for context in map(_extracted, carriers) if context is not None]
+        links = [Link(trace.get_current_span(context).get_span_context()) for context in contexts]
+
+        def attributes() -> Attributes:
+            return span_attributes.operation("process", "process", name) | more
+
+        self._begin(f"process {name}", SpanKind.CONSUMER, attributes, None, links, began_ns).end(ended_ns)
 
     def _begin(
         self,

@@ -19,8 +19,8 @@ from raymq.storage.records.record import decode_properties, encode_properties
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
-#: Bytes of properties that a message with a trace context leaves free for the properties of its later copies.
-ROOM_BYTES: Final = 2_048
+#: The most bytes of the properties of a message to which a context is added.
+_MOST_BYTES: Final = message_limits.MAX_PROPERTIES_BYTES - message_limits.COPIES_ROOM_BYTES
 
 _is_traceparent = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?").fullmatch
 
@@ -63,7 +63,7 @@ def with_context(message: Message, carrier: Mapping[str, str]) -> Message:
         kept = decode_properties(own)
         own = encode_properties({name: kept[name] for name in kept if name not in (TRACEPARENT, TRACESTATE)})
     own += encode_properties(carrier)
-    if not carrier or len(own) + message.key_pair_bytes > message_limits.MAX_PROPERTIES_BYTES - ROOM_BYTES:
+    if not carrier or len(own) + message.key_pair_bytes > _MOST_BYTES:
         return message
     traced = copy.copy(message)
     carried = MappingProxyType({**message.properties, **carrier})

@@ -242,13 +242,13 @@ class CheckedRows:
     def with_common(self, more: bytes) -> CheckedRows:
         """Return the rows with additional properties of all rows, given as they are stored.
 
-        If the properties of a row became too long, return the rows unchanged.
+        If that left too little room for the properties of later copies of a row, return the rows unchanged.
         """
+        most = message_limits.MAX_PROPERTIES_BYTES - message_limits.COPIES_ROOM_BYTES - PAIR_BYTES - len(more)
         if not isinstance(self.texts, pa.Array):
             before = b"" if self.texts is None else self.texts.as_py()
-            return CheckedRows(self.bodies, pa.scalar(before + more, pa.binary()))
-        longest = int(lengths_of(self.texts).max()) + len(more) + PAIR_BYTES if len(self.texts) else 0
-        if longest > message_limits.MAX_PROPERTIES_BYTES:
+            return self if len(before) > most else CheckedRows(self.bodies, pa.scalar(before + more, pa.binary()))
+        if len(self.texts) and int(lengths_of(self.texts).max()) > most:
             return self
         texts = pc.binary_join_element_wise(self.texts.cast(pa.binary()), pa.scalar(more, pa.binary()), b"")
         return CheckedRows(self.bodies, texts)

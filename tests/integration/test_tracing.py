@@ -12,9 +12,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from raymq.client import (
@@ -32,36 +29,15 @@ from raymq.client import (
 from raymq.client.connection import Connection
 from tests.integration.conftest import Services
 from tests.polling import poll_until
+from tests.recorded_spans import Spans, attributes, links, parent_id, recorded_spans, span_id, trace_id, traceparent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
-
-#: OpenTelemetry has one provider per process, so that all tests share this exporter.
-_exporter = InMemorySpanExporter()
-_provider = TracerProvider()
-_provider.add_span_processor(SimpleSpanProcessor(_exporter))
-
-
-class Spans:
-    """The ended spans of one test."""
-
-    def all(self) -> list[ReadableSpan]:
-        return sorted(_exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.all() if span.name == name]
-
-    def wait_for(self, name: str, count: int = 1) -> list[ReadableSpan]:
-        poll_until(lambda: len(self.named(name)) >= count, 30)
-        return self.named(name)
 
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    if trace.get_tracer_provider() is not _provider:
-        trace.set_tracer_provider(_provider)
-    _exporter.clear()
-    yield Spans()
-    _exporter.clear()
+    with recorded_spans() as spans:
+        yield spans
 
 
 @pytest.fixture
@@ -69,33 +45,6 @@ def traced(services: Services, admin: Admin) -> Iterator[Connection]:
     assert admin is not None  # it creates the topic "t"
     with Connection([services.name_server.address], tracing=True) as mq:
         yield mq
-
-
-def trace_id(span: ReadableSpan) -> int:
-    assert span.context is not None
-    return span.context.trace_id
-
-
-def span_id(span: ReadableSpan) -> int:
-    assert span.context is not None
-    return span.context.span_id
-
-
-def attributes(span: ReadableSpan) -> dict[str, object]:
-    return dict(span.attributes or {})
-
-
-def links(span: ReadableSpan) -> list[int]:
-    return [link.context.span_id for link in span.links]
-
-
-def parent_id(span: ReadableSpan) -> int | None:
-    return None if span.parent is None else span.parent.span_id
-
-
-def traceparent(span: ReadableSpan) -> str:
-    assert span.context is not None
-    return f"00-{trace_id(span):032x}-{span_id(span):016x}-{span.context.trace_flags:02x}"
 
 
 def receive_all(mq: Connection, group: str, count: int) -> list[ReceivedMessage]:

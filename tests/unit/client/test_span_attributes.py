@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.errors import InvalidInput, NotStored, OutcomeUnknown
+from raymq.actors.errors import NotStored, OutcomeUnknown
 from raymq.actors.protocol import MessageQueue, SendStatus
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.push.failures import CallFailure
@@ -106,7 +106,6 @@ def test_type_of_received_messages(system: dict[str, str], kind: str) -> None:
     [
         (NotStored("no"), "NotStored"),
         (OutcomeUnknown("who knows"), "OutcomeUnknown"),
-        (InvalidInput("a", "b", "c"), "MESSAGE_ILLEGAL"),
         (ValueError(), "ValueError"),
     ],
 )

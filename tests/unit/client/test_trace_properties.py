@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.client.message import Message
-from raymq.client.tracing.trace_properties import ROOM_BYTES, carried_context, with_context
+from raymq.client.tracing.trace_properties import carried_context, with_context
 from raymq.storage.records import message_limits
 from raymq.storage.records.record import decode_properties
 
@@ -54,7 +54,7 @@ def test_context_replaces_an_earlier_one() -> None:
 
 
 def test_context_is_left_out_without_room() -> None:
-    room = message_limits.MAX_PROPERTIES_BYTES - ROOM_BYTES
+    room = message_limits.MAX_PROPERTIES_BYTES - message_limits.COPIES_ROOM_BYTES
     for length, has_room in ((room - 300, True), (room, False)):
         message = Message("t", b"body", properties={"a": "b" * length})
         assert (with_context(message, {"traceparent": PARENT}) is not message) == has_room
