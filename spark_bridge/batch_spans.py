@@ -75,8 +75,7 @@ def write_span(mq: Connection, topic: str, query: str | None = None, batch: int 
     if mq.tracer is None:
         yield WriteSpan()
         return
-    more = {} if query is None else {_QUERY: query, _BATCH: batch}
-    with mq.tracer.sending_rows(topic, None, more) as span:
+    with mq.tracer.sending_rows(topic, None, None if query is None else {_QUERY: query, _BATCH: batch}) as span:
         written = WriteSpan(encode_properties(span.carrier))
         if query is not None:
             _of_sinks.add(query, batch, span.carrier)

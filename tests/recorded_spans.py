@@ -14,8 +14,9 @@ from tests.polling import poll_until
 
 #: OpenTelemetry has one provider per process, so that all tests share this exporter.
 _exporter = InMemorySpanExporter()
-_provider = TracerProvider()
-_provider.add_span_processor(SimpleSpanProcessor(_exporter))
+_processor = SimpleSpanProcessor(_exporter)
+#: The providers that have the processor.
+_recorded: list[TracerProvider] = []
 
 
 class Spans:
@@ -35,8 +36,12 @@ class Spans:
 @contextmanager
 def recorded_spans() -> Iterator[Spans]:
     """Record spans within the block."""
-    if trace.get_tracer_provider() is not _provider:
-        trace.set_tracer_provider(_provider)
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        trace.set_tracer_provider(provider := TracerProvider())
+    if provider not in _recorded:
+        provider.add_span_processor(_processor)
+        _recorded.append(provider)
     _exporter.clear()
     yield Spans()
     _exporter.clear()
