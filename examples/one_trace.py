@@ -28,8 +28,7 @@ def main(mq: Connection) -> None:
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):  # a program sets it once, at its start
         trace.set_tracer_provider(provider := TracerProvider())
-    ended = InMemorySpanExporter()  # in a real program the OTLPSpanExporter
-    provider.add_span_processor(SimpleSpanProcessor(ended))
+    provider.add_span_processor(SimpleSpanProcessor(ended := InMemorySpanExporter()))  # or OTLPSpanExporter
     repaired: list[str] = []
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
@@ -39,8 +38,10 @@ def main(mq: Connection) -> None:
 
     with cluster.connect(name_servers=mq.name_servers, tracing=True) as traced, Admin(traced) as admin:
         admin.create_topic("payments", queues=1)
-        topics = {"payments": "*"}
-        with Producer(traced, "shop") as p, PushConsumer(traced, "pay", topics, listener, max_reconsume_times=1):
+        with (
+            Producer(traced, "shop") as p,
+            PushConsumer(traced, "pay", {"payments": "*"}, listener, max_reconsume_times=1),
+        ):
             p.send(Message("payments", b"5 euros"))
             while len(ended.get_finished_spans()) < 5:  # until it is a dead letter
                 time.sleep(0.1)
@@ -51,9 +52,9 @@ def main(mq: Connection) -> None:
     spans = sorted(ended.get_finished_spans(), key=lambda span: span.start_time or 0)
     ids: dict[int | None, int | None] = {None: None} | {s.context.span_id: n for n, s in enumerate(spans, 1)}
     for span in spans:
-        parent, error = span.parent and span.parent.span_id, span.attributes.get("error.type")
-        shown = {"spanId": ids[span.context.span_id], "parentSpanId": ids[parent], "name": span.name}
-        print(json.dumps({**shown, "kind": span.kind.value + 1, "error": error}))
+        own, parent = ids[span.context.span_id], ids[span.parent and span.parent.span_id]
+        shown = {"spanId": own, "parentSpanId": parent, "name": span.name, "kind": span.kind.value + 1}
+        print(json.dumps({**shown, "error": span.attributes.get("error.type")}))
     print("traces:", len({span.context.trace_id for span in spans}))
 
 
