@@ -38,15 +38,12 @@ def main(mq: Connection) -> None:
 
     with cluster.connect(name_servers=mq.name_servers, tracing=True) as traced, Admin(traced) as admin:
         admin.create_topic("payments", queues=1)
-        with (
-            Producer(traced, "shop") as p,
-            PushConsumer(traced, "pay", {"payments": "*"}, listener, max_reconsume_times=1),
-        ):
+        with Producer(traced, "p") as p, PushConsumer(traced, "g", {"payments": "*"}, listener, max_reconsume_times=1):
             p.send(Message("payments", b"5 euros"))
             while len(ended.get_finished_spans()) < 5:  # until it is a dead letter
                 time.sleep(0.1)
             repaired.append("payments")
-            admin.dlq_redrive("pay")
+            admin.dlq_redrive("g")
             while len(ended.get_finished_spans()) < 7:
                 time.sleep(0.1)
     spans = sorted(ended.get_finished_spans(), key=lambda span: span.start_time or 0)
