@@ -8,6 +8,8 @@ What is in it, in the order to read it:
     message, results, errors: the values that all clients share; listener_threads: the threads that call the program.
     produce, push, pull, pop, admin: one package for each kind of client; none of them imports another one.
     requests: requests to brokers; members: consumer groups, their members, subscriptions and queue locks.
+    tracing: OpenTelemetry spans; receiving_client: what consumers with a receive call share.
+    client_metrics, metrics_exporter: the counts of all clients, and where they are published.
     bulk: reads and writes of whole tables, for Spark; task_connection: the connection of a Ray or Spark task.
 
 The path of a message:

@@ -34,11 +34,13 @@ from raymq.client import arguments
 from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
+from raymq.client.metrics_exporter import EXPORTER
 from raymq.client.worker_exit import call_at_worker_exit
 from raymq.storage.closeable import Closeable
 
 if TYPE_CHECKING:
     from raymq.client.missing_topics import MissingTopics
+    from raymq.client.tracing.message_tracer import MessageTracer
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +123,12 @@ class Connection(Closeable):
     """
 
     def __init__(
-        self, name_servers: str | Sequence[str], *, namespace: str | None = None, tls: Tls | None = None
+        self,
+        name_servers: str | Sequence[str],
+        *,
+        namespace: str | None = None,
+        tls: Tls | None = None,
+        tracing: bool = False,
     ) -> None:
         """Create the connection; sockets are opened at the first use.
 
@@ -129,10 +136,12 @@ class Connection(Closeable):
             name_servers: "host:port", several as a list or separated by ";" or ",".
             namespace: the cluster's namespace in Ray; None where Ray cannot be reached.
             tls: the certificates; None: no TLS.
+            tracing: make OpenTelemetry spans of sends, receives, listener calls, retries and redrives, and pass the
+                trace context on in the messages. It needs the extra `otel`.
 
         Raises:
             InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or gevent has patched
-                modules that the background event loop needs.
+                modules that the background event loop needs; or `tracing` is set without OpenTelemetry.
         """
         _check_not_patched()
         self.name_servers = arguments.addresses("name_servers", name_servers)
@@ -165,6 +174,8 @@ class Connection(Closeable):
             name_of=name_of,
             max_frame_bytes=MESSAGE_FRAME_BYTES,
         )
+        #: Makes the spans of the clients; None: nothing is traced.
+        self.tracer = _make_tracer(self.pool, namespace) if check_tracing(tracing) else None
         self.routes = RouteCache(self.pool, self.name_servers)
         self._missing_topics: MissingTopics | None = None
         self._clients: weakref.WeakSet[CloseableClient] = weakref.WeakSet()
@@ -240,7 +251,7 @@ class Connection(Closeable):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reconnect, (self.name_servers, self.namespace, self.tls)
+        return _reconnect, (self.name_servers, self.namespace, self.tls, self.tracer is not None)
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Run a coroutine on the background loop and wait for its result.
@@ -392,6 +403,7 @@ class Connection(Closeable):
                 with contextlib.suppress(TimeoutError):  # `stop` ends what is left
                     self._loop.run(self.pool.close(), 5.0)
                 self._loop.stop()
+            EXPORTER.closed(self)
 
     async def aclose(self) -> None:
         """`close` for asyncio code."""
@@ -435,6 +447,7 @@ class Connection(Closeable):
                     created = EventLoopThread("raymq-client")
                     if self._loop is None:
                         self._loop = self._held.loop = created
+                        EXPORTER.opened(self, created.loop)
                     else:  # a signal handler has created one meanwhile, and uses it
                         created.stop()  # type: ignore[unreachable]
         return self._loop
@@ -508,5 +521,22 @@ def _close_all() -> None:
 call_at_worker_exit(_close_all)
 
 
-def _reconnect(name_servers: list[str], namespace: str | None, tls: Tls | None) -> Connection:
-    return Connection(name_servers, namespace=namespace, tls=tls)
+def _reconnect(name_servers: list[str], namespace: str | None, tls: Tls | None, tracing: bool = False) -> Connection:
+    return Connection(name_servers, namespace=namespace, tls=tls, tracing=tracing)
+
+
+def check_tracing(tracing: bool) -> bool:
+    """Return `tracing`. Raise InvalidInput if it is set and OpenTelemetry is not installed."""
+    if arguments.flag("tracing", tracing):
+        try:
+            import opentelemetry.trace  # noqa: F401 - the first import shows whether it is there
+        except ModuleNotFoundError as error:
+            limit = "False where opentelemetry-api is not installed"
+            raise InvalidInput("tracing", limit, True, remedy='pip install "raymq[otel]"') from error
+    return tracing
+
+
+def _make_tracer(pool: ConnectionPool, namespace: str | None) -> MessageTracer:
+    from raymq.client.tracing.message_tracer import MessageTracer
+
+    return MessageTracer(pool, namespace)

@@ -23,7 +23,7 @@ from raymq.actors.protocol import Tls
 from raymq.actors.wire.tls import server_context
 from raymq.client import arguments as rules
 from raymq.client.cluster_changes import ClusterChanges
-from raymq.client.connection import Connection
+from raymq.client.connection import Connection, check_tracing
 from raymq.cluster import cluster_file
 from raymq.cluster.cluster_config import ClusterConfig, check_port
 
@@ -46,11 +46,12 @@ class Cluster(Connection):
         *,
         namespace: str | None = None,
         tls: Tls | None = None,
+        tracing: bool = False,
         owns_ray: bool = False,
         stops: bool = False,
         is_new: bool = False,
     ) -> None:
-        super().__init__(name_servers, namespace=namespace, tls=tls)
+        super().__init__(name_servers, namespace=namespace, tls=tls, tracing=tracing)
         self._owns_ray = owns_ray
         self._stops = stops
         self._is_new = is_new
@@ -156,6 +157,7 @@ def start(
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     hosts: int = 1,
     hosts_timeout: float = 600.0,
+    tracing: bool = False,
 ) -> Cluster:
     """Start a cluster, or join the one that runs in `namespace`.
 
@@ -174,6 +176,7 @@ def start(
         config: settings, or the path of a YAML file of them; see configs/.
         hosts: the number of machines that the Ray cluster must have before actors are placed; the call waits for them,
             at most `hosts_timeout` seconds. If there are more brokers than machines, brokers share machines.
+        tracing: the connection traces messages, as that of `connect`.
 
     Raises:
         InvalidInput: an argument is invalid, or the cluster in `namespace` was started with other arguments.
@@ -183,6 +186,7 @@ def start(
     _check_arguments(brokers, namespace, replicas, name_servers, port)
     rules.whole("hosts", hosts, 1, MAX_HOSTS)
     rules.duration("hosts_timeout", hosts_timeout)
+    check_tracing(tracing)
     settings = ClusterConfig.load(config)
     if settings.tls is not None:
         server_context(settings.tls)  # Check the TLS files before anything is started.
@@ -219,7 +223,15 @@ def start(
         addresses, is_new = cluster_launch.start(namespace, directory, settings, arguments)
         actor_deaths.record_actor_pids()
         cluster_file.save(namespace, addresses, ray_runtime.address(), settings.tls)
-        return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True, is_new=is_new)
+        return Cluster(
+            addresses,
+            namespace=namespace,
+            tls=settings.tls,
+            tracing=tracing,
+            owns_ray=owns_ray,
+            stops=True,
+            is_new=is_new,
+        )
     except BaseException:
         if owns_ray:
             ray_runtime.release()
@@ -232,6 +244,7 @@ def connect(
     *,
     name_servers: str | Sequence[str] | None = None,
     tls: Tls | None = None,
+    tracing: bool = False,
 ) -> Cluster:
     """Connect to a running cluster, through Ray or by its name servers' addresses.
 
@@ -246,6 +259,8 @@ def connect(
             imported.
         tls: for a cluster whose sockets use TLS. Through Ray it is not needed if the cluster's own files are at the
             same paths on this machine.
+        tracing: make OpenTelemetry spans of the messages of this connection, and pass the trace context on in them; see
+            docs/tracing.md. It needs the extra `otel`.
 
     Raises:
         BrokerUnavailable: no Ray at `address`, or no cluster in `namespace`, or its start is not finished.
@@ -253,7 +268,7 @@ def connect(
             through this user's cluster file, and another user may have written that file.
     """
     if name_servers is not None:
-        return Cluster(name_servers, tls=tls)
+        return Cluster(name_servers, tls=tls, tracing=tracing)
     check_namespace(namespace)
     rules.text("address", address)
     _disable_rays_signal_handler()
@@ -263,7 +278,7 @@ def connect(
     addresses = cluster_launch.addresses(namespace)
     actor_deaths.watch(namespace)
     actor_deaths.record_actor_pids()
-    return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace))
+    return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace), tracing=tracing)
 
 
 def stop(namespace: str = "raymq", address: str = "auto", timeout: float = 30.0) -> None:

@@ -101,14 +101,14 @@ def main_group(
 
 def _connect(finder: Finder) -> Cluster:
     if finder.name_servers:
-        return connect(name_servers=finder.name_servers, tls=finder.tls)
+        return connect(name_servers=finder.name_servers, tls=finder.tls, tracing=finder.tracing)
     if finder.address is None:
         known = cluster_file.load(finder.namespace)
         tls = finder.tls or (None if known is None else known.tls)
         name_servers = None if known is None else cluster_file_check.verified_name_servers(finder.namespace, known, tls)
         if name_servers:
-            return connect(name_servers=name_servers, tls=tls)
-    return connect(finder.namespace, finder.address or "auto", tls=finder.tls)
+            return connect(name_servers=name_servers, tls=tls, tracing=finder.tracing)
+    return connect(finder.namespace, finder.address or "auto", tls=finder.tls, tracing=finder.tracing)
 
 
 @main_group.command("completion")

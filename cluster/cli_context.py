@@ -64,6 +64,7 @@ class Finder:
     address: str | None
     tls: Tls | None
     connect_with: Callable[[Finder], Cluster]
+    tracing: bool = False
 
     def refuse_addresses(self, command: str) -> None:
         """Raise a usage error if `command` needs Ray, but only addresses are given."""

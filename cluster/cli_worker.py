@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import os
@@ -52,11 +53,23 @@ class WorkerLog(logging.Formatter):
     help="Version of the subscription; raise it when topics or tag change.",
 )
 @click.option(
+    "--tracing",
+    is_flag=True,
+    help="Make OpenTelemetry spans; MODULE sets up the SDK.",
+)
+@click.option(
     "--timeout", default=30.0, show_default=True, help="Seconds that running calls get when the worker stops."
 )
 @click.pass_obj
 def worker(
-    finder: Finder, /, listener: str, group: str, topics: tuple[str, ...], timeout: float, **options: Any
+    finder: Finder,
+    /,
+    listener: str,
+    group: str,
+    topics: tuple[str, ...],
+    timeout: float,
+    tracing: bool,
+    **options: Any,
 ) -> None:
     """Call LISTENER of MODULE with messages until SIGTERM or Ctrl-C.
 
@@ -69,7 +82,7 @@ def worker(
     to_terminal.setFormatter(WorkerLog(_LOG_FORMAT))
     logging.basicConfig(handlers=[to_terminal])
     tag = options.pop("tag")
-    with finder.connect() as mq:
+    with dataclasses.replace(finder, tracing=tracing).connect() as mq:
         consumer = PushConsumer(mq, group, dict.fromkeys(topics, tag), call, **options)
         click.echo(f"group {group} consumes {', '.join(topics)} with {listener}; Ctrl-C ends it", err=True)
         consumer.run(timeout)

@@ -78,6 +78,8 @@ class StageRows:
     tls: Tls | None = None
     coordinator: str = ""
     """The broker that coordinates the transaction."""
+    common: bytes = b""
+    """Properties of all rows, as they are stored."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the rows of a partition; Spark calls this in a task."""
@@ -88,7 +90,9 @@ class StageRows:
         part = f"{partition}-{uuid.uuid4().hex}"
         staged: dict[str, int] = {}
         # Each partition begins at another queue, and each write too.
-        builder = ChunkBuilder(self.queues, zlib.crc32(self.transaction.encode()) + partition, self.columns)
+        builder = ChunkBuilder(
+            self.queues, zlib.crc32(self.transaction.encode()) + partition, self.columns, self.common
+        )
         with StagedWriter(self.name_servers, self.tls) as writer:
             for number, chunk in enumerate(builder.chunks(batches)):
                 writer.begin(
@@ -120,14 +124,16 @@ class RecordChunk:
 class ChunkBuilder:
     """A builder of chunks from the rows of one partition, for use by one thread."""
 
-    def __init__(self, queues: Sequence[MessageQueue], first: int, columns: Sequence[str]) -> None:
+    def __init__(self, queues: Sequence[MessageQueue], first: int, columns: Sequence[str], common: bytes = b"") -> None:
         """Create a builder; `columns` are the columns of the rows, see `write_columns`.
 
         Args:
             queues: the topic's writable queues.
             first: the number of the queue for the first chunk of rows without keys; the next chunks use the queues in
                 turn.
+            common: properties of all rows, as they are stored.
         """
+        self._common = common
         self._topic = queues[0].topic
         self._sorted = sorted(queues)
         #: Adjacent queues are on different brokers.
@@ -179,6 +185,8 @@ class ChunkBuilder:
             times = (name if name in self._columns else None for name in ("deliver_at", "delay_level"))
             found = delivery_times(table, *times)
             rows, waits = rows.with_properties(found.texts), found.waits
+        if self._common:
+            rows = rows.with_common(self._common)
         numbers = np.full(count, NO_KEY, np.int64)
         if self._by is not None:
             numbers = queues_for_keys(table.column(self._by).combine_chunks(), len(self._sorted))

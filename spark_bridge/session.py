@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import re
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from raymq.client.client_base import check_connection
 from raymq.client.connection import Connection
 from raymq.client.errors import ClientClosed, InvalidInput
 from raymq.spark_bridge import bounded_read, writer
+from raymq.spark_bridge.batch_spans import record_read, write_span
 from raymq.spark_bridge.from_refs import HeldTables
 from raymq.spark_bridge.offset_ranges import Position, check_on_data_loss, commit
 from raymq.spark_bridge.progress_bars import progress_console, task_progress
@@ -175,11 +177,12 @@ class SparkBridge(Closeable):
         """
         selection = bounded_read.select(schema, format, columns, tags, filter)
         console = progress_console() if arguments.flag("progress", progress) else None
-        skips = check_on_data_loss(on_data_loss)
+        skips, began_ns = check_on_data_loss(on_data_loss), time.time_ns()
         df, reading = bounded_read.read(
             self.spark, self._mq, topic, start, end, selection, self._cores, console, skip_losses=skips
         )
         self._reads[df] = reading
+        record_read(self._mq, [topic] if isinstance(topic, str) else topic, reading.ranges, began_ns)
         return df
 
     def write(
@@ -235,7 +238,10 @@ class SparkBridge(Closeable):
         console = progress_console() if arguments.flag("progress", progress) else None
         group = f"raymq-write-{uuid.uuid4().hex}"
         with task_progress(self.spark.sparkContext, f"write {topic}", group, console):
-            return writer.write(self._mq, df, topic, columns)
+            with write_span(self._mq, topic) as span:
+                written = writer.write(self._mq, df, topic, columns, common=span.common)
+                span.rows = written.rows
+            return written
 
     def finish_write(self, transaction: str) -> WriteResult:
         """Return the outcome of a write that raised OutcomeUnknown.

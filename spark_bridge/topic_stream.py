@@ -12,7 +12,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import (
@@ -32,6 +32,7 @@ from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, NotFoundError, RayMQError
 from raymq.client.requests.broker_requests import RETRY_TIMEOUT_SECONDS
 from raymq.spark_bridge.batch_plan import BatchPlan, TopicEpoch
+from raymq.spark_bridge.batch_spans import record_micro_batch
 from raymq.spark_bridge.bounded_read import ReadSelection, check_topics, fetch_task
 from raymq.spark_bridge.offset_ranges import CheckedPosition, Position, check_position, resolve_offsets
 from raymq.spark_bridge.progress_bars import QueryPosition, StreamProgressBars
@@ -43,6 +44,9 @@ from raymq.spark_bridge.stream_tasks import (
     ReadStreamBatch,
     StreamSource,
 )
+
+if TYPE_CHECKING:
+    from raymq.client.tracing.message_tracer import MessageTracer
 
 #: The offset at which each queue begins.
 StartOffsets = dict[MessageQueue, int]
@@ -110,7 +114,7 @@ class StreamManager:
         coordinator = self._mq.run(ensure_coordinator(self._mq, STREAM_KIND, stream))
         with self._lock:
             self._coordinators[stream] = coordinator
-            self._completed = self._completed or CompletedBatches(self._spark)
+            self._completed = self._completed or CompletedBatches(self._spark, self._mq.tracer)
             if console is not None:
                 self._bars = self._bars or StreamProgressBars(console, self._standing)
                 self._bars.watch(stream)
@@ -221,8 +225,9 @@ class CompletedBatches(StreamingQueryListener):
     Spark calls it on a thread of its own; any thread may read it.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, tracer: MessageTracer | None = None) -> None:
         super().__init__()
+        self._tracer = tracer
         self._lock = threading.Lock()
         self._last: OrderedDict[str, int] = OrderedDict()
         spark.streams.addListener(self)
@@ -251,6 +256,7 @@ class CompletedBatches(StreamingQueryListener):
         """Handle Spark's event after each batch."""
         progress = event.progress
         self.record(str(progress.id), progress.batchId)
+        record_micro_batch(self._tracer, progress)
         _log.info("query %s: batch %d took %d ms", progress.id, progress.batchId, progress.batchDuration)
 
     def onQueryIdle(self, _: object) -> None:  # noqa: N802 - Spark's name

@@ -23,6 +23,7 @@ from raymq.client.bulk import staged_write
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, OutcomeUnknown, RayMQError
+from raymq.spark_bridge.batch_spans import write_span
 from raymq.spark_bridge.row_staging import StageRows
 from raymq.spark_bridge.write_columns import write_columns
 
@@ -50,10 +51,11 @@ def write(
     *,
     series: str = "",
     number: int = 0,
+    common: bytes = b"",
 ) -> WriteResult:
     """Write every row as one message; see `SparkBridge.write`.
 
-    `columns` are as `write_columns` returns them.
+    `columns` are as `write_columns` returns them. `common` are properties of all messages, as they are stored.
 
     Args:
         series, number: the write's series and its number in the series. If this write is committed already, it is not
@@ -71,6 +73,7 @@ def write(
         tuple(columns),
         mq.tls,
         coordinator=opened.coordinator,
+        common=common,
     )
     rows = df.select([column.alias(name) for name, column in columns.items()])
     try:
@@ -168,7 +171,9 @@ class TopicSink:
             raise InvalidInput("name", other, self.name)
         columns = write_columns(df, *astuple(self.columns))
         try:
-            write(self.mq, df, self.topic, columns, series=series, number=number)
+            with write_span(self.mq, self.topic, query, number) as span:
+                written = write(self.mq, df, self.topic, columns, series=series, number=number, common=span.common)
+                span.rows = written.rows
         except OutcomeUnknown as error:
             if not error.committed:
                 raise

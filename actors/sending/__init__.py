@@ -8,6 +8,7 @@ What is in it, in the order to read it:
     isolation, broker_prober: which broker's queue a try goes to.
     topic_creation: create a topic by the first message to it.
     body_size: refuse bodies that are too long.
+    send_counts: how many sends were stored, and how long they took.
     direct_sender: the first try in the calling thread.
     partition_sequence: the sequence numbers of idempotent sends, so that no batch is stored twice.
     batching_sender: join the batches of several callers.

@@ -46,7 +46,6 @@ class PendingSend:
     """
 
     batch: BatchSend
-    began: float
     queue: MessageQueue | None = None
     channel: BlockingChannel | None = None
     tried: FailedAttempt | None = None
@@ -66,6 +65,7 @@ class DirectSender:
         run: Callable[[Coroutine[Any, Any, SendOutcome]], SendOutcome],
     ) -> None:
         self._sender = sender
+        self._counts = sender.counts
         self._routes = routes
         self._channels = channels
         self._run = run
@@ -95,9 +95,12 @@ class DirectSender:
                 write_queue_id(record, queue.queue_id)
                 answer = self._channels.ask(address, code, record, first_try_timeout(terms))
                 if answer is not None:
-                    sent = self._sender.read_single_answer(queue, address, answer, time.monotonic() - began)
+                    elapsed = time.monotonic() - began
+                    sent = self._sender.read_single_answer(queue, address, answer, elapsed)
                     if held is not None:
                         held.stored(1)
+                    if self._counts is not None:
+                        self._counts.stored(topic, 1, elapsed)
                     return sent
             except RayMQError as error:
                 tried = FailedAttempt(queue, error, time.monotonic() - began)
@@ -105,7 +108,7 @@ class DirectSender:
                 if held is not None:
                     held.end()
                 raise
-        batch = BatchSend(topic, record, sizes_of_one(record), terms, terms.plan(began), held)
+        batch = BatchSend(topic, record, sizes_of_one(record), terms, terms.plan(began), held, began=began)
         return self._run(self._sender.resume(batch, tried)).one()
 
     def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> PendingSend:
@@ -115,7 +118,7 @@ class DirectSender:
         one queue may then be stored in another order. All tries of an idempotent send are made by `finish`.
         """
         began = time.monotonic()
-        begun = PendingSend(BatchSend(topic, records, sizes, terms, terms.plan(began)), began)
+        begun = PendingSend(BatchSend(topic, records, sizes, terms, terms.plan(began), began=began))
         ready = None if terms.idempotent else self._sender.ready(topic, terms)
         if ready is None:
             return begun
@@ -137,12 +140,16 @@ class DirectSender:
         batch, queue, channel = begun.batch, begun.queue, begun.channel
         if queue is not None and channel is not None:
             try:
-                left = begun.began + first_try_timeout(batch.terms) - time.monotonic()
+                left = batch.began + first_try_timeout(batch.terms) - time.monotonic()
                 answer = self._channels.finish(channel, left)
-                elapsed = time.monotonic() - begun.began
-                return self._sender.answered(queue, channel.address, answer, len(batch.sizes), elapsed)
+                elapsed = time.monotonic() - batch.began
+                sent = self._sender.answered(queue, channel.address, answer, len(batch.sizes), elapsed)
             except RayMQError as error:
-                begun.tried = FailedAttempt(queue, error, time.monotonic() - begun.began)
+                begun.tried = FailedAttempt(queue, error, time.monotonic() - batch.began)
+            else:
+                if self._counts is not None:
+                    self._counts.stored(batch.topic, len(batch.sizes), elapsed)
+                return sent
         return self._run(self._sender.resume(batch, begun.tried))
 
 

@@ -11,7 +11,7 @@ import random
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, ch
 from raymq.actors.sending.broker_prober import BrokerProber
 from raymq.actors.sending.isolation import QueuePicker, SynchronizedIsolation, TryOutcome, make_isolation
 from raymq.actors.sending.partition_sequence import HeldSequence, PartitionSequences
+from raymq.actors.sending.send_counts import SendCounts
 from raymq.actors.sending.send_plan import (
     SendParameters,
     SendPlan,
@@ -116,6 +117,7 @@ class BatchSend:
         last: the queue of the last try.
         stays: the last try may have stored the batch.
         is_renumbered: the batch got another number on the held queue, because the broker had lost the sequence.
+        began: when the send began, by the monotonic clock.
     """
 
     topic: str
@@ -127,6 +129,7 @@ class BatchSend:
     last: MessageQueue | None = None
     stays: bool = False
     is_renumbered: bool = False
+    began: float = field(default_factory=time.monotonic)
 
     def number(self) -> None:
         """Write the number of the held sequence into the records."""
@@ -164,15 +167,17 @@ class RecordSender(Protocol):
         """Send contiguous records of `topic`; see `Sender.send`."""
 
 
-def make_sender(pool: ConnectionPool, routes: RouteCache, isolation: str | None) -> Sender:
-    """Return a sender with the isolation strategy of that name.
+def make_sender(
+    pool: ConnectionPool, routes: RouteCache, isolation: str | None, counts: SendCounts | None = None
+) -> Sender:
+    """Return a sender with the isolation strategy of that name, which counts its sends in `counts`.
 
     Each sender starts its round robin at a random queue.
     """
     picker = QueuePicker(
         SynchronizedIsolation(make_isolation(isolation, time.monotonic)), start=random.randrange(1 << 16)
     )
-    return Sender(pool, routes, picker)
+    return Sender(pool, routes, picker, counts)
 
 
 #: The most queues per topic that are remembered after their brokers have left the routes.
@@ -182,8 +187,11 @@ MAX_DEPARTED_QUEUES = 1_000
 class Sender:
     """A sender of batches of records, each to one queue of one topic."""
 
-    def __init__(self, pool: ConnectionPool, routes: RouteCache, picker: QueuePicker) -> None:
+    def __init__(
+        self, pool: ConnectionPool, routes: RouteCache, picker: QueuePicker, counts: SendCounts | None = None
+    ) -> None:
         self._pool = pool
+        self.counts = counts
         self._routes = routes
         self._picker = picker
         self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
@@ -214,17 +222,26 @@ class Sender:
 
         `begun` is a try that has failed elsewhere, or None.
         """
+        counts = self.counts
         try:
             tried = None if begun is None else self.failed(batch.plan, begun)
             while True:
                 if tried is not None:
                     batch.failed(tried)
                     await self.pause(tried)
+                    if counts is not None:
+                        counts.retried(batch.topic)
                 outcome = await self.attempt(batch)
                 if isinstance(outcome, SendOutcome):
                     batch.end(stored=True)
+                    if counts is not None:
+                        counts.stored(batch.topic, len(batch.sizes), time.monotonic() - batch.began)
                     return outcome
                 tried = outcome
+        except RayMQError as error:
+            if counts is not None:
+                counts.failed(batch.topic, len(batch.sizes), error)
+            raise
         finally:
             batch.end(stored=False)
 
@@ -298,6 +315,11 @@ class Sender:
         if longest > body_limit(route, queue.broker):
             route = await self._routes.get(route.topic, fresh=True, timeout=plan.try_timeout())
             check_body_size(longest, body_limit(route, queue.broker))
+
+    def isolated_brokers(self) -> list[str]:
+        """Return the brokers that the picker avoids now. Any thread."""
+        brokers = {queue.broker for _, queues in list(self._listed.values()) for queue in queues}
+        return sorted(broker for broker in brokers if self._picker.isolation.rank(broker))
 
     def build_append(self, queue: MessageQueue, records: bytearray, sizes: Sizes, terms: SendParameters) -> Command:
         """Return the request that appends `records`. Any thread.

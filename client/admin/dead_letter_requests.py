@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from uuid import uuid4
 
 from raymq.actors.errors import OffsetOutOfRange, RayMQError, TopicNotFound
@@ -37,6 +38,9 @@ from raymq.client.results import FoundMessages
 from raymq.storage.errors import StoreCorrupt, WrongType
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
+
+if TYPE_CHECKING:
+    from raymq.client.tracing.trace_properties import TracedEntry
 
 _PAGE_MESSAGES = 1_000
 #: Entries per request to redrive or to delete.
@@ -89,7 +93,7 @@ class RedriveResult:
 
 
 class _Entry(NamedTuple):
-    """The queue, the offset and the time of a dead letter.
+    """The queue, the offset and the time of a dead letter, and its trace context if that is needed.
 
     Only this is kept in memory, since dead letters may be many and large.
     """
@@ -98,6 +102,7 @@ class _Entry(NamedTuple):
     queue: MessageQueue
     offset: int
     dead_at: float
+    traced: TracedEntry | None = None
 
 
 @dataclass(slots=True)
@@ -267,7 +272,8 @@ async def redrive(
     async for message in read(mq, group, None, missed):
         known = entries.get(message.message_id)
         if (ids is None or message.message_id in outcome) and (known is None or known.dead_at <= message.dead_at):
-            entry = _Entry(message.message_id, message.queue, message.queue_offset, message.dead_at)
+            traced = None if mq.tracer is None else mq.tracer.redrivable(message)
+            entry = _Entry(message.message_id, message.queue, message.queue_offset, message.dead_at, traced)
             entries[message.message_id] = entry
     report_skipped_brokers(f"a selected dead letter of {group}", missed.brokers, found=bool(entries))
     at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
@@ -275,8 +281,13 @@ async def redrive(
         of_broker = [entry for entry in entries.values() if entry.queue.broker == broker]
         for first in range(0, len(of_broker), at_once):
             part = of_broker[first : first + at_once]
+            began_ns = time.time_ns()
             statuses = await _redrive_part(mq, group, part, force=force, dry_run=dry_run)
             outcome |= {entry.message_id: word for entry, word in zip(part, statuses, strict=True)}
+            if mq.tracer is not None and not dry_run:
+                for entry, status in zip(part, statuses, strict=True):
+                    if entry.traced is not None and status is RedriveStatus.REDRIVEN:
+                        mq.tracer.redriven(entry.traced, group, began_ns)
             if rate is not None and not dry_run:
                 await asyncio.sleep(statuses.count(RedriveStatus.REDRIVEN) / rate)
     redriven, already, unknown = ([i for i, word in outcome.items() if word is which] for which in RedriveStatus)

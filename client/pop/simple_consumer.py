@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,7 +17,8 @@ from typing import Final
 from raymq.actors.errors import ClientClosed, InvalidInput, WrongType
 from raymq.actors.naming import check_group
 from raymq.client import arguments
-from raymq.client.client_base import ClientBase, check_connection
+from raymq.client.client_base import check_connection
+from raymq.client.client_metrics import CLIENT_METRICS, SIMPLE_CONSUMER
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import Health
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
@@ -26,13 +28,14 @@ from raymq.client.pop.pop_buffer import ReceiveCall
 from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
 from raymq.client.pop.pop_requests import PopRequests
 from raymq.client.receipt import Receipt
+from raymq.client.receiving_client import ReceivingClient
 
 _MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0
 #: Seconds that closing may take in addition to the given time-out.
 _CLOSE_SECONDS: Final = 5.0
 
 
-class SimpleConsumer(ClientBase):
+class SimpleConsumer(ReceivingClient):
     """A member of a consumer group that receives messages on request.
 
     Thread-safe; a context manager. The members share messages, not queues: any member can receive any message. A
@@ -133,14 +136,14 @@ class SimpleConsumer(ClientBase):
                 details.
             ClientClosed: the consumer or its connection was closed.
         """
-        receiver = ReceiveCall()
+        receiver, began_ns = ReceiveCall(), time.time_ns()
         try:
             found = self._run(self._receive(max_messages, invisible_duration, await_duration, receiver))
             self._pop_engine.arrived(receiver)
         except BaseException:
             self._given_up(receiver)
             raise
-        return found
+        return self._traced(found, began_ns)
 
     async def areceive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
@@ -149,14 +152,14 @@ class SimpleConsumer(ClientBase):
 
         If it is cancelled, the messages that it would have returned are left for the next call.
         """
-        receiver = ReceiveCall()
+        receiver, began_ns = ReceiveCall(), time.time_ns()
         try:
             found = await self._arun(self._receive(max_messages, invisible_duration, await_duration, receiver))
             self._pop_engine.arrived(receiver)
         except BaseException:
             self._given_up(receiver)
             raise
-        return found
+        return self._traced(found, began_ns)
 
     def _given_up(self, receiver: ReceiveCall) -> None:
         receiver.has_given_up = True  # set before the call below: a receive that has not begun yet may begin after it
@@ -252,7 +255,10 @@ class SimpleConsumer(ClientBase):
     async def _ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
         messages = [message] if isinstance(message, ReceivedMessage) else _several(message)
         receipts = [_receipt(each) for each in messages]
-        return await self._pop_engine.requests.acknowledge(messages, receipts)
+        is_done = await self._pop_engine.requests.acknowledge(messages, receipts)
+        if not is_done:
+            CLIENT_METRICS.consumed(SIMPLE_CONSUMER, self.group, messages[0].queue.topic).lease_losses += 1
+        return is_done
 
     async def _change(self, message: ReceivedMessage, seconds: float) -> bool:
         receipt = _receipt(message)

@@ -179,6 +179,11 @@ class Batcher:
         self.open[key] = batch
         return batch
 
+    @property
+    def buffered_messages(self) -> int:
+        """Return the number of messages that are gathered or have no response. Any thread."""
+        return sum(batch.count for batch in [*self._gathered.copy(), *self._sending.copy()])
+
     def flush(self, timeout: float) -> bool:
         """Send the gathered messages and wait for the responses.
 

@@ -6,10 +6,11 @@ Many messages are encoded without Python code per message.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ from raymq.storage.errors import InvalidInput
 from raymq.storage.records import native_kernels
 from raymq.storage.records.columnar_encoder import join_messages
 from raymq.storage.records.property_names import UNIQ_KEY
-from raymq.storage.records.record import MIN_RECORD_BYTES, decode_properties, locate, pack_host
+from raymq.storage.records.record import MIN_RECORD_BYTES, decode_properties, encode_properties, locate, pack_host
 from raymq.storage.records.record_table import CheckedRows, checked_rows
 from raymq.storage.records.unique_key_generator import PAIR_BYTES, process_unique_keys
 
@@ -179,16 +180,32 @@ def arrow_table(table: ArrowData) -> pa.Table:
 
 
 def table_parts(
-    table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
+    table: pa.Table,
+    topic: str,
+    *,
+    body: str,
+    keys: str | None,
+    tags: str | None,
+    properties: str | None,
+    host: str,
+    common: Mapping[str, str] = MappingProxyType({}),
 ) -> BatchParts:
     """Check all rows of a table, then return parts that are encoded one by one.
+
+    Args:
+        common: properties that each message gets, unless those of a message become too long.
 
     Raises:
         InvalidInput: a column or a row is not valid, as in `records_from_table`. It is raised by the call itself,
             before any part is made.
     """
     count = rows_per_part(table.num_rows, table.nbytes, topic)
-    check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
+    encoded_common = encode_properties(common)
+
+    def check(rows: pa.Table) -> CheckedRows:
+        checked = checked_rows(rows, body=body, keys=keys, tags=tags, properties=properties)
+        return checked.with_common(encoded_common) if encoded_common else checked
+
     steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
     longest = max(rows.longest_body for _, rows in steps)
     several = len(steps) > 1 or _are_several(steps[0][1].record_sizes(topic))

@@ -7,12 +7,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
 from raymq.actors.errors import (
@@ -34,6 +35,7 @@ from raymq.actors.sending.sender import RecordSender, SendOutcome
 from raymq.client import arguments, producer_limits
 from raymq.client.callback_executor import CallbackFuture
 from raymq.client.client_base import ClientBase, check_connection
+from raymq.client.client_metrics import CLIENT_METRICS
 from raymq.client.connection import Connection
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.message import Message, key_numbers
@@ -62,6 +64,7 @@ from raymq.client.produce.sent_results import (
     results_of,
     table_error,
 )
+from raymq.client.produce.traced_sends import TracedSends
 from raymq.client.results import SendResult, TableResult
 
 if TYPE_CHECKING:
@@ -175,8 +178,11 @@ class Producer(ClientBase):
                 raise WrongType("transaction_checker", "a function of a message", transaction_checker)
             self._open(self._start_responder)
             mq.retain(self)
+        if mq.tracer is not None:
+            self.__class__ = TracedProducer  # so that other producers have no step for traces
         register_child_reset(self, Producer._reset_in_child)
         mq.adopt(self)
+        CLIENT_METRICS.watch(self)
 
     def send(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """Send one message and wait for the result, with its queue and offset.
@@ -323,11 +329,25 @@ class Producer(ClientBase):
             OutcomeUnknown, PartlyStored, NotStored: as `send_batch`; `.results` has an entry per part, with `.rows`.
             As `send` besides.
         """
+        return self._send_table(topic, table, (body, keys, tags, properties), options)
+
+    def _send_table(
+        self,
+        topic: str,
+        table: ArrowData,
+        columns: tuple[str, str | None, str | None, str | None],
+        options: Any,
+        common: Mapping[str, str] = MappingProxyType({}),
+    ) -> TableResult:
+        """Do `send_table`; `common` are properties that each message gets if there is room for them."""
         self._check_may_send()
         terms = self._defaults.terms(check_sendable(topic), options)
         host = self._mq.pool.local_host
         rows = arrow_table(table)
-        encoded = table_parts(rows, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
+        body, keys, tags, properties = columns
+        encoded = table_parts(
+            rows, topic, body=body, keys=keys, tags=tags, properties=properties, host=host, common=common
+        )
         outcomes: list[tuple[int, PartOutcome]] = []
         first_keys: list[str] = []
         try:
@@ -487,7 +507,12 @@ class Producer(ClientBase):
             self._made.start_outbox_close(self._mq)
         return super().begin_close(timeout)
 
+    def gauges(self) -> tuple[int, int]:
+        """Return the number of isolated brokers, and of gathered messages without a response."""
+        return (0, 0) if self._made is None else self._made.gauges()
+
     def _end(self, timeout: float) -> None:
+        CLIENT_METRICS.unwatch(self)
         responder, self._responder = self._responder, None
         if responder is not None:
             self._mq.release(self)
@@ -561,6 +586,7 @@ class Producer(ClientBase):
         self._closing = threading.RLock()
         self._responder = None
         self._mq.adopt(self)
+        CLIENT_METRICS.watch(self)
 
     def _check_may_send(self) -> int:
         """Return the calling thread's id; raise an error if it may not send."""
@@ -692,6 +718,10 @@ class Producer(ClientBase):
             await self._send_one(sends, message, terms)
         except RayMQError:
             return
+
+
+class TracedProducer(TracedSends, Producer):
+    """A producer of a connection that traces."""
 
 
 def _settle(future: Future[_T], task: asyncio.Task[_T]) -> None:

@@ -15,8 +15,9 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.sending.batching_sender import BatchingSender
 from raymq.actors.sending.direct_sender import DirectSender
 from raymq.actors.sending.isolation import ISOLATION_STRATEGIES
-from raymq.actors.sending.sender import RecordSender, make_sender
+from raymq.actors.sending.sender import RecordSender, Sender, make_sender
 from raymq.client import arguments
+from raymq.client.client_metrics import CLIENT_METRICS
 from raymq.client.connection import Connection
 from raymq.client.produce.batcher import Batcher
 from raymq.client.produce.outbox import OutboxSender
@@ -67,12 +68,14 @@ class SendPipeline:
         direct: the fast sender for blocking calls; None if there is an outbox or a producer actor.
         batcher: gathers messages before they are sent; None without `linger`.
         without_outbox: the sender on the event loop for messages that must not be sent later.
+        sender: the sender that makes the tries; None if the producer actor does.
     """
 
     sends: RecordSender
     direct: DirectSender | None
     batcher: Batcher | None
     without_outbox: RecordSender
+    sender: Sender | None
 
     @classmethod
     def make(cls, mq: Connection, options: PipelineOptions, defaults: SendDefaults, owner: object) -> SendPipeline:
@@ -87,12 +90,14 @@ class SendPipeline:
         """
         sends: RecordSender
         direct: DirectSender | None = None
+        sender: Sender | None = None
+        counts = CLIENT_METRICS.sends(options.group)
         if options.shared:
             from raymq.client.produce.shared_producer import SharedSender
 
-            sends = SharedSender(mq, options.group, options.isolation)
+            sends = SharedSender(mq, options.group, options.isolation, counts)
         else:
-            sends = sender = make_sender(mq.pool, mq.routes, options.isolation)
+            sends = sender = make_sender(mq.pool, mq.routes, options.isolation, counts)
             direct = DirectSender(sender, mq.routes, mq.channels, mq.run)
             if defaults.idempotent and options.linger:  # there may be more batches than lanes: waiting ones are joined
                 sends = BatchingSender(sender, _LANES)
@@ -112,7 +117,12 @@ class SendPipeline:
                 owner=owner,
                 keep=sends.keep if isinstance(sends, OutboxSender) else None,
             )
-        return cls(sends, direct, batcher, without_outbox)
+        return cls(sends, direct, batcher, without_outbox, sender)
+
+    def gauges(self) -> tuple[int, int]:
+        """Return the number of isolated brokers, and of gathered messages without a response. Any thread."""
+        isolated = 0 if self.sender is None else len(self.sender.isolated_brokers())
+        return isolated, 0 if self.batcher is None else self.batcher.buffered_messages
 
     def start_outbox_close(self, mq: Connection) -> None:
         """Start `close_outbox` if no send is in flight and none will follow.

@@ -19,6 +19,7 @@ from raymq.actors.actor_options import make_producer
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, SendError
 from raymq.actors.naming import producer_name
 from raymq.actors.producer_actor import IDLE_SECONDS, ProducerSpec
+from raymq.actors.sending.send_counts import SendCounts
 from raymq.actors.sending.send_plan import SendParameters, is_unknown
 from raymq.actors.sending.sender import SendOutcome
 from raymq.client.connection import Connection
@@ -35,8 +36,8 @@ class SharedSender:
     The actor makes the attempts at brokers. If the actor has died, this class retries with a new actor.
     """
 
-    def __init__(self, mq: Connection, group: str, isolation: str | None) -> None:
-        """Initialize the sender.
+    def __init__(self, mq: Connection, group: str, isolation: str | None, counts: SendCounts | None = None) -> None:
+        """Initialize the sender, which counts its sends in `counts`.
 
         Args:
             isolation: the isolation strategy. The setting of the group's first producer applies.
@@ -45,6 +46,7 @@ class SharedSender:
             raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
         self._name = producer_name(group)
         self._spec = ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls, IDLE_SECONDS)
+        self._counts = counts
         self._namespace = mq.namespace
         self._routes = mq.routes
         self._handle = make_producer(self._spec, mq.namespace)
@@ -61,6 +63,20 @@ class SharedSender:
         stored, and messages that it stores may be stored twice.
         """
         terms.check_time()
+        if self._counts is None:
+            return await self._send(topic, records, sizes, terms)
+        began = time.monotonic()
+        try:
+            sent = await self._send(topic, records, sizes, terms)
+        except RayMQError as error:
+            self._counts.failed(topic, len(sizes), error)
+            raise
+        self._counts.stored(topic, len(sizes), time.monotonic() - began)
+        return sent
+
+    async def _send(
+        self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: SendParameters
+    ) -> SendOutcome:
         if time.monotonic() - self._answered_at >= self._spec.idle_seconds / 2:
             await self._renew_actor()  # an idle actor may have ended by itself, and did not die during this send
         plan = terms.plan()

@@ -7,6 +7,7 @@ asks the producers of the group (`transaction_checker`) if it gets none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import threading
@@ -165,6 +166,11 @@ class Transaction:
 
     async def _end(self, outcome: TransactionOutcome, timeout: float | None) -> None:
         """Send the outcome to the broker until it answers. Runs on the connection's event loop."""
+        tracer = self._mq.tracer
+        with contextlib.nullcontext() if tracer is None else tracer.ending(outcome.value.lower(), self.message):
+            await self._send_outcome(outcome, timeout)
+
+    async def _send_outcome(self, outcome: TransactionOutcome, timeout: float | None) -> None:
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
         if self.outcome is outcome:
             return

@@ -14,11 +14,12 @@ from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch_commands import Fetched
 from raymq.client import arguments
-from raymq.client.client_base import ClientBase, check_connection
+from raymq.client.client_base import check_connection
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.message_decoder import decode_messages
 from raymq.client.pull.pull_consumer_engine import CONTROL_SECONDS, PullConsumerEngine, check_max_messages, refused
+from raymq.client.receiving_client import ReceivingClient
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record_table import SCHEMA, tables_from_records
 
@@ -29,7 +30,7 @@ _Decode = Callable[[Fetched, MessageQueue], tuple[_T, int]]
 _ANY_NUMBER: Final = 1 << 24
 
 
-class PullConsumer(ClientBase):
+class PullConsumer(ReceivingClient):
     """A consumer that reads the queues that the caller names.
 
     Queues are not assigned to members. Not thread-safe. A context manager. A queue without a `seek` starts at its
@@ -139,11 +140,13 @@ class PullConsumer(ClientBase):
             BrokerUnavailable: the broker could not be reached within the time-out, or did not answer within the same
                 time after it (at least 2 s, at most 10 s).
         """
-        return self._read(queue, max_messages, timeout, _messages) or []
+        began_ns = time.time_ns()
+        return self._traced(self._read(queue, max_messages, timeout, _messages) or [], began_ns)
 
     async def apoll(self, queue: MessageQueue, max_messages: int = 32, timeout: float = 5.0) -> list[ReceivedMessage]:
         """Do `poll` for asyncio code, on any event loop."""
-        return await self._aread(queue, max_messages, timeout, _messages) or []
+        began_ns = time.time_ns()
+        return self._traced(await self._aread(queue, max_messages, timeout, _messages) or [], began_ns)
 
     def fetch_table(self, queue: MessageQueue, max_messages: int | None = None, timeout: float = 5.0) -> pa.Table:
         """Do `poll`, but return an Arrow table.

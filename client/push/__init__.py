@@ -2,7 +2,7 @@
 
 What is in it, in the order to read it:
     push_consumer, consumer_settings, consumer_end: the public class, its settings, and the wait for its end.
-    listener: call the listener and read its results.
+    listener: call the listener and read its results; traced_listener: make spans of the calls.
     push_pop_engine, message_leases, lease_settler: with mode="pop", which messages are leased to the consumer, and what
     their brokers are told.
     push_consumer_engine, rebalance: which queues the consumer owns, and how it takes them over and releases

@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervisor import Supervisor
+from raymq.client.client_metrics import CLIENT_METRICS, PUSH_CONSUMER
 from raymq.client.consumer_health import RunningCall
 from raymq.client.listener_threads import ListenerThreads
 from raymq.client.message import ReceivedMessage
@@ -86,7 +88,8 @@ class ConsumeMessageService:
             send_back=send_back,
             on_finished=self._tell_of_room,
         )
-        self._caller = RunCaller(runner, self._clock, gate, self._failed)
+        counts = partial(CLIENT_METRICS.consumed, PUSH_CONSUMER, settings.group)
+        self._caller = RunCaller(runner, self._clock, gate, self._failed, counts)
         #: Measures how long calls take.
         self.latency = self._caller.latency
         self._threads = ListenerThreads(

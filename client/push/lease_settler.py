@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from raymq.actors.backoff import Backoff
@@ -15,6 +15,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SettleAction, SettleOutcome, SettleResult
 from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.supervisor import Supervisor
+from raymq.client.client_metrics import ConsumeCounts
 from raymq.client.pop.pop_requests import SettlementBatcher
 from raymq.client.push.message_leases import MessageLease, MessageLeases
 from raymq.storage.clock import boottime
@@ -29,12 +30,19 @@ class LeaseSettler:
     """The settlements of one consumer's leased messages."""
 
     def __init__(
-        self, requests: SettlementBatcher, leases: MessageLeases, lease_ms: int, supervisor: Supervisor
+        self,
+        requests: SettlementBatcher,
+        leases: MessageLeases,
+        lease_ms: int,
+        supervisor: Supervisor,
+        counts: Callable[[str], ConsumeCounts],
     ) -> None:
+        """Initialize the settlements; `counts` returns the counts of a topic."""
         self._requests = requests
         self._leases = leases
         self._lease_ms = lease_ms
         self._supervisor = supervisor
+        self._counts = counts
         #: The tasks of settlements that `idle` awaits.
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -151,6 +159,7 @@ class LeaseSettler:
         found = self._leases.running(lease.place)
         if found is not None and found[1] is lease and receipt is not None and not receipt.is_lost:
             receipt.is_lost = True
+            self._counts(lease.message.queue.topic).lease_losses += 1
             _log.warning("the lease of %s was lost while its call runs: another member may get it", _named(lease))
         self._leases.drop(lease)
 

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.protocol import MessageQueue
+from raymq.client.client_metrics import ConsumeCounts
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.delivery_order import DeliveryOrder, Failures
 from raymq.client.push.failures import CallFailure
@@ -146,16 +147,19 @@ class RunCaller:
         clock: Callable[[], float],
         gate: ConsumeGate | None,
         failed: Callable[[BaseException], None],
+        counts: Callable[[str], ConsumeCounts],
     ) -> None:
         """Initialize the caller.
 
         Args:
             gate: allows each call to begin; None: all calls may begin.
             failed: called with an unexpected error around a call.
+            counts: returns the counts of a topic's calls.
         """
         self._runner = runner
         self._clock = clock
         self._failed = failed
+        self._counts = counts
         self.latency = ListenerLatency(clock)
         self.gate = gate
         self.paused = False
@@ -196,3 +200,8 @@ class RunCaller:
                 break
         if calls:
             self.latency.took(began - first, calls, longest)
+            counts = self._counts(process.queue.topic)
+            counts.calls += calls
+            counts.messages += len(run.failures)
+            counts.failures += len(run.failures) - run.failures.count(None)
+            counts.seconds += began - first

@@ -294,9 +294,7 @@ class PushConsumer(ClientBase):
     def _join(self, attempt: _Attempt) -> None:
         for each in self._settings.filters.values():
             each.check()
-        runner = ListenerRunner(
-            self._listener, failure_text=self._settings.failure_text, program_loop=attempt.program_loop
-        )
+        runner = self._make_runner(attempt)
         with self._ending:  # a shutdown before this line finds a consumer that was never started
             self._check_open()
             self._runner = runner
@@ -321,6 +319,14 @@ class PushConsumer(ClientBase):
             self.shutdown()
         elif self._paused != attempt.is_paused:  # `pause` or `resume` was called during the start
             (self.pause if self._paused else self.resume)()
+
+    def _make_runner(self, attempt: _Attempt) -> ListenerRunner:
+        settings, tracer = self._settings, self._mq.tracer
+        if tracer is None:
+            return ListenerRunner(self._listener, failure_text=settings.failure_text, program_loop=attempt.program_loop)
+        from raymq.client.push.traced_listener import TracedListenerRunner
+
+        return TracedListenerRunner(self._listener, tracer, settings, attempt.program_loop)
 
     async def astart(self) -> None:
         """Do `start` for asyncio code.

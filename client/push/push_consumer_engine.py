@@ -29,9 +29,11 @@ from raymq.client.members.assignment_strategies import get_strategy
 from raymq.client.members.membership import Membership
 from raymq.client.members.queue_locks import QueueLockClient
 from raymq.client.members.tag_filter import TagFilter
-from raymq.client.push.call_results import SendBackClient
+from raymq.client.message import ReceivedMessage
+from raymq.client.push.call_results import SendBackClient, SendBackResult
 from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.offset_committer import OffsetCommitter
 from raymq.client.push.process_queue import ProcessQueue
@@ -112,7 +114,7 @@ class PushConsumerEngine:
             settings,
             runner,
             self.supervisor,
-            send_back=SendBackClient(mq, settings.group, on_given_up=self.aside.add, on_unreadable=self.pass_over),
+            send_back=self._make_send_back(),
             on_room=self._has_room,
             run_on_loop_thread=mq.run_on_loop_thread,
             gate=self._locks if self._locking else None,
@@ -142,6 +144,15 @@ class PushConsumerEngine:
         self._tasks: list[asyncio.Task[None]] = []
         #: The tasks that renew the membership and the locks while calls with messages of our queues run.
         self._stays: list[asyncio.Task[None]] = []
+
+    def _make_send_back(self) -> Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]]:
+        group, tracer = self._settings.group, self._mq.tracer
+        client = SendBackClient(self._mq, group, on_given_up=self.aside.add, on_unreadable=self.pass_over)
+        if tracer is None:
+            return client
+        from raymq.client.push.traced_listener import traced_send_back
+
+        return traced_send_back(client, tracer, group)
 
     def _make_membership(self) -> Membership:
         settings = self._settings

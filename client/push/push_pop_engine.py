@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, RayMQError, SubscriptionMismatch
 from raymq.actors.protocol import MessageQueue, SettleAction, SettleOutcome, SettleResult, TopicRoute
+from raymq.client.client_metrics import CLIENT_METRICS, PUSH_CONSUMER
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import FetchFailures, SkippedMessages
 from raymq.client.message import ReceivedMessage
@@ -113,12 +115,13 @@ class PushPopEngine:
         self.failing_fetches = FetchFailures(time.monotonic)
         self._leases = MessageLeases(boottime, settings.threads, settings.batch_size, settings.lease)
         requests = SettlementBatcher(mq, settings.group, self._pop_engine.topics)
-        self._settler = LeaseSettler(requests, self._leases, settings.lease_ms, self.supervisor)
+        counts = partial(CLIENT_METRICS.consumed, PUSH_CONSUMER, settings.group)
+        self._settler = LeaseSettler(requests, self._leases, settings.lease_ms, self.supervisor, counts)
         self.delivery = ConsumeMessageService(
             settings,
             runner,
             self.supervisor,
-            send_back=self._retry,
+            send_back=self._make_send_back(),
             on_room=lambda _: None,
         )
         self._queues: dict[MessageQueue, _LeasedQueue] = {}
@@ -132,6 +135,14 @@ class PushPopEngine:
         #: The messages that were finished in this turn of the loop, by call, with the futures of their
         #: acknowledgements.
         self._acks: dict[LeasedCall, list[tuple[MessageLease, asyncio.Future[SettleResult]]]] = {}
+
+    def _make_send_back(self) -> Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]]:
+        tracer = self._mq.tracer
+        if tracer is None:
+            return self._retry
+        from raymq.client.push.traced_listener import traced_send_back
+
+        return traced_send_back(self._retry, tracer, self._settings.group)
 
     async def start(self) -> None:
         """Join the group and fix the start positions.

@@ -25,6 +25,8 @@ ELSEWHERE: Final = "store it elsewhere, and send its location"
 
 #: The limit of a record's properties: their length has 16 bits, one of which is a sign in Java.
 MAX_PROPERTIES_BYTES: Final = 32_767
+#: Bytes of properties that are left free for those of later copies, where RayMQ itself adds a property to a message.
+COPIES_ROOM_BYTES: Final = 2_048
 
 # The limits as errors state them, for single messages and for a table's rows.
 BODY: Final = "at least 1 byte, at most the brokers' max_message_bytes (4 MiB unless it is configured otherwise)"

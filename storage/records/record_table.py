@@ -239,6 +239,20 @@ class CheckedRows:
             self.bodies, _checked_texts(pc.binary_join_element_wise(before, more.cast(pa.binary()), b""))
         )
 
+    def with_common(self, more: bytes) -> CheckedRows:
+        """Return the rows with additional properties of all rows, given as they are stored.
+
+        If that left too little room for the properties of later copies of a row, return the rows unchanged.
+        """
+        most = message_limits.MAX_PROPERTIES_BYTES - message_limits.COPIES_ROOM_BYTES - PAIR_BYTES - len(more)
+        if not isinstance(self.texts, pa.Array):
+            before = b"" if self.texts is None else self.texts.as_py()
+            return self if len(before) > most else CheckedRows(self.bodies, pa.scalar(before + more, pa.binary()))
+        if len(self.texts) and int(lengths_of(self.texts).max()) > most:
+            return self
+        texts = pc.binary_join_element_wise(self.texts.cast(pa.binary()), pa.scalar(more, pa.binary()), b"")
+        return CheckedRows(self.bodies, texts)
+
     @staticmethod
     def concatenated(parts: Sequence[CheckedRows]) -> CheckedRows:
         """Concatenate the rows of several tables that have the same columns."""

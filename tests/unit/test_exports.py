@@ -45,6 +45,7 @@ PACKAGES = [
     "client.pull",
     "client.push",
     "client.requests",
+    "client.tracing",
     "cluster",
     "cluster.doctor",
     "cluster.elastic",

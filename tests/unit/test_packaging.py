@@ -26,10 +26,10 @@ from raymq.storage.version import VERSION
 #: Folders at the root with Python or data that are not packages.
 NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
 #: Distributions whose import name differs from their own name.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "opentelemetry": "opentelemetry-api"}
 #: Dependencies that are used if they are installed.
-OPTIONAL = {"urllib3", "uvloop", "raymq-native", "prometheus-client"}
-OPTIONAL_EXTRAS = {"etcd", "uvloop", "native", "prometheus"}
+OPTIONAL = {"urllib3", "uvloop", "raymq-native", "prometheus-client", "opentelemetry-api"}
+OPTIONAL_EXTRAS = {"etcd", "uvloop", "native", "prometheus", "console", "otel"}
 PYTHONS = ["3.11", "3.12", "3.13"]
 #: Each lock file, with the extra of its Spark version.
 LOCKS = {"requirements.lock": "spark", "requirements-spark4.lock": "spark4"}

@@ -19,6 +19,7 @@ _DIFFERENT = {
     *("Connection.close", "Connection.run", "Producer.flush", "Producer.recall", "Producer.send"),
     *("Producer.send_batch", "Producer.send_table", "PullConsumer.commit", "PullConsumer.fetch_table"),
     *("PullConsumer.poll", "PushConsumer.shutdown", "PushConsumer.start", "Transaction.commit", "Transaction.rollback"),
+    *("TracedSends.send", "TracedSends.send_batch"),
 }
 
 
