@@ -223,7 +223,7 @@ def group_figures(progress: GroupProgress, rate_out: float | None, dead_letters:
     lag = sum_known(queue.lag for queue in counted)
     return GroupFigures(
         lag=None if lag is None else int(lag),
-        lag_partly_unknown=lag is not None and any(queue.lag is None for queue in counted),
+        lag_partly_unknown=lag is not None and any(queue.lag is None and queue.max_offset != 0 for queue in counted),
         in_flight=_whole(sum_known(queue.in_flight for queue in counted)),
         ready=_whole(sum_known(queue.ready for queue in counted)),
         oldest_age=max((age for queue in counted if (age := queue.oldest_unfinished_age) is not None), default=None),

@@ -57,9 +57,15 @@ class ConsoleSettings:
 
 @contextlib.asynccontextmanager
 async def serving(
-    mq: Connection, settings: ConsoleSettings, clock: Callable[[], float] = time.time
+    mq: Connection,
+    settings: ConsoleSettings,
+    clock: Callable[[], float] = time.time,
+    sampler: ClusterSampler | None = None,
 ) -> AsyncIterator[str]:
     """Serve within the block; the value is the console's URL.
+
+    Args:
+        sampler: one that has a history; None: a new one.
 
     Raises:
         InvalidInput: the address or the token file cannot be used.
@@ -69,7 +75,7 @@ async def serving(
     context = ConsoleContext(
         mq=mq,
         admin=(admin := Admin(mq)),
-        sampler=ClusterSampler(admin, clock),
+        sampler=sampler or ClusterSampler(admin, clock),
         guard=AccessGuard(settings.host, settings.allowed_hosts, token, sessions),
         sessions=sessions,
         clock=clock,

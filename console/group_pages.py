@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from raymq.actors.naming import dlq_topic
+from raymq.actors.naming import RETRY_PREFIX, dlq_topic
 from raymq.client import TopicNotFound
 from raymq.console.cluster_charts import group_charts
 from raymq.console.cluster_sampler import GroupFigures, group_figures
@@ -59,7 +59,7 @@ async def group(request: web.Request) -> Page:
     queues = page_of(
         [
             {"topic": queue.topic, "broker": queue.broker, "queue_id": queue.queue_id, "progress": each}
-            for queue, each in progress.items()
+            for queue, each in sorted(progress.items(), key=lambda item: item[0].topic.startswith(RETRY_PREFIX))
         ],
         request.query.get("page"),
     )

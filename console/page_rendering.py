@@ -174,8 +174,10 @@ def rate_text(value: float) -> str:
 
 
 def show_age(value: float | None) -> str | Markup:
-    """Return a time span."""
-    return _UNKNOWN if value is None else format_duration(value)
+    """Return a time span; below a second with one digit."""
+    if value is None:
+        return _UNKNOWN
+    return f"{value:.1f} s" if 0 < value < 1 else format_duration(value)
 
 
 def size_text(value: float) -> str:

@@ -15,12 +15,12 @@ from markupsafe import Markup
 
 from raymq.console.figure_history import SPAN_SECONDS, Point
 
-_WIDTH: Final = 420
-_HEIGHT: Final = 190
-_LEFT: Final = 58
+_WIDTH: Final = 480
+_HEIGHT: Final = 184
+_LEFT: Final = 62
 _RIGHT: Final = 10
 _TOP: Final = 12
-_BOTTOM: Final = 26
+_BOTTOM: Final = 28
 #: Colours that the style sheet has.
 _COLOURS: Final = 6
 #: Points further apart than this are not joined.
@@ -41,12 +41,14 @@ def line_chart(
     now: float,
     shown: Callable[[float], str],
     *,
+    tick: Callable[[float], str] | None = None,
     top: float | None = None,
 ) -> Markup:
     """Return a chart of the last hour with its title and the newest values.
 
     Args:
         shown: writes a value with its unit.
+        tick: writes a value of the vertical axis, if not as `shown`.
         top: the upper end of the vertical axis; None: as the values need it.
     """
     values = [value for line in lines for _, value in line.points if value is not None]
@@ -55,7 +57,7 @@ def line_chart(
         for line in lines
     ]
     ticks = axis_ticks(max(values, default=0.0) if top is None else top)
-    drawn = [*_grid(ticks, shown), *_time_axis()]
+    drawn = [*_grid(ticks, tick or shown), *_time_axis()]
     for index, line in enumerate(lines):
         drawn += _line(line.points, now, ticks[-1], index % _COLOURS)
     if not values:
