@@ -139,6 +139,10 @@ class ClusterSampler:
             newest.error = repr(error)
         self._add_totals(newest)
         self.history.drop_old(newest.at)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `wait_for_next` return, also without a new sample."""
         self._sampled.set()
         self._sampled.clear()
 

@@ -173,3 +173,4 @@ async def _sampling(app: web.Application) -> AsyncIterator[None]:
 
 async def _end_streams(app: web.Application) -> None:
     app[CONTEXT].ending.set()
+    app[CONTEXT].sampler.wake()

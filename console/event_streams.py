@@ -39,7 +39,8 @@ async def live(request: web.Request) -> web.StreamResponse:
             except TimeoutError:
                 await response.write(b": still here\n\n")
             else:
-                await _send(response, "sample", {"at": sample.at, "error": sample.error})
+                if not context.ending.is_set():
+                    await _send(response, "sample", {"at": sample.at, "error": sample.error})
     return response
 
 

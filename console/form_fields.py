@@ -71,16 +71,19 @@ class Fields:
             raise InvalidInput(name, "a number of messages per second", text) from None
 
 
+#: The fields of a request whose body was read.
+_FIELDS: Final = web.RequestKey("FIELDS", Fields)
+
+
 async def read_fields(request: web.Request) -> Fields:
     """Return the fields of a request; its body is read once.
 
     Raises:
         InvalidInput: the body is neither a form nor a JSON object.
     """
-    known = request.get("fields")
+    known = request.get(_FIELDS)
     if known is None:
-        known = request["fields"] = Fields(await _fields(request))
-    assert isinstance(known, Fields)
+        known = request[_FIELDS] = Fields(await _fields(request))
     return known
 
 

@@ -9,6 +9,8 @@ from raymq.console.cluster_sampler import GroupFigures
 
 #: A group whose oldest message is older than this and that commits nothing does not move.
 _STALLED_SECONDS: Final = 60.0
+#: A group whose oldest message is younger than this keeps up.
+_FRESH_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +40,6 @@ def group_status(figures: GroupFigures | None) -> GroupStatus:
     is_old = figures.oldest_age is not None and figures.oldest_age > _STALLED_SECONDS
     if figures.rate_out == 0 and is_old:
         return GroupStatus("bad", "does not move")
+    if figures.oldest_age is not None and figures.oldest_age < _FRESH_SECONDS:
+        return GroupStatus("good", "keeps up")
     return GroupStatus("busy", "working")

@@ -51,7 +51,7 @@ def trading(shop: Shop) -> Iterator[None]:
     end = threading.Event()
 
     def trade() -> None:
-        while not end.wait(0.5):
+        while not end.wait(5.0):
             shop.trade(1)
 
     thread = threading.Thread(target=trade)
@@ -133,7 +133,7 @@ def main() -> None:
             token_file = Path(directory, "token")
             settings = ConsoleSettings(token_file=token_file)
             with shop.shipping(), shop.billing(), trading(shop), running_console(mq, settings, sampler) as url:
-                time.sleep(11)  # two samples at the real pace
+                time.sleep(16)  # some samples at the real pace
                 _shoot_all(url, token_file.read_text().strip(), folder, shop)
             lent.close()
         services.stop()

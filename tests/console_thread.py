@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 from raymq.client import Connection
 from raymq.console.cluster_sampler import ClusterSampler
@@ -15,20 +16,26 @@ from raymq.console.console_server import ConsoleSettings, serving
 @contextlib.contextmanager
 def running_console(mq: Connection, settings: ConsoleSettings, sampler: ClusterSampler | None = None) -> Iterator[str]:
     """Serve the console on a thread of its own."""
-    urls: list[str] = []
-    ready, end = threading.Event(), threading.Event()
+    started: Future[str] = Future()
+    end = threading.Event()
 
     async def serve() -> None:
         async with serving(mq, settings, sampler=sampler) as url:
-            urls.append(url)
-            ready.set()
+            started.set_result(url)
             await asyncio.to_thread(end.wait)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert ready.wait(30), "the console did not start"
-        yield urls[0]
+        yield started.result(30)
     finally:
         end.set()
         thread.join()

@@ -66,6 +66,7 @@ def test_sum_of_nothing_known_is_unknown() -> None:
         (figures(LEFT_ALONE), "bad", "no member connected"),
         (figures(BEHIND, rate=2.0), "busy", "working"),
         (figures(BEHIND, rate=None), "busy", "working"),
+        (figures(QueueProgress(5, 9, 4, "me", True, 1, 3, 0.5), rate=0.0), "good", "keeps up"),
         (figures(BEHIND, rate=0.0), "bad", "does not move"),
     ],
 )
