@@ -82,9 +82,9 @@ def live_an_hour(shop: Shop, clock: AcceleratedClock) -> ClusterSampler:
 
 
 def shoot(page: Page, folder: Path, name: str) -> None:
-    """Write one picture of the whole page, at most 2,400 pixels of it."""
+    """Write one picture of the whole page, at most 1,700 pixels of it."""
     path = folder / f"{name}.png"
-    height = min(page.evaluate("document.documentElement.scrollHeight"), 2_400)
+    height = min(page.evaluate("document.documentElement.scrollHeight"), 1_700)
     page.screenshot(
         path=path, clip={"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}, full_page=True
     )
