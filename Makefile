@@ -2,7 +2,7 @@
 # All paths are relative, so that the tree may stand anywhere, also under a path with a space.
 
 # The folders at the root that are installed as raymq.<folder> (tests/unit/test_packaging.py compares with pyproject.toml).
-FOLDERS := storage actors client spark_bridge cluster demo configs datasets
+FOLDERS := storage actors client spark_bridge cluster console demo configs datasets
 
 # make env PYTHON=/path/to/python3.12 takes that interpreter; without it the first suitable one in PATH.
 PYTHON ?=

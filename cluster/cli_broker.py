@@ -9,9 +9,10 @@ import click
 
 from raymq.actors.errors import Timeout
 from raymq.client import Admin, BrokerChange, Operation
+from raymq.client.plain_data import to_plain_data
 from raymq.cluster import bootstrap
 from raymq.cluster.cli_context import Finder, Rows, admin_rows, json_option
-from raymq.cluster.output import broker_fields, broker_rows, print_fields, to_plain_data
+from raymq.cluster.output import broker_fields, broker_rows, print_fields
 
 #: The most seconds of an election.
 _WAIT_SECONDS = 30.0

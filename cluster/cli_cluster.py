@@ -23,12 +23,13 @@ import psutil
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.naming import host_resource, is_name_server_name
 from raymq.client import Admin, RayMQError
+from raymq.client.plain_data import to_plain_data
 from raymq.cluster import bootstrap, cluster_file
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cluster_file_check import verified_name_servers
 from raymq.cluster.detached_process import LogFile, await_process_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
-from raymq.cluster.output import broker_fields, broker_rows, print_fields, print_json, print_rows, to_plain_data
+from raymq.cluster.output import broker_fields, broker_rows, print_fields, print_json, print_rows
 
 _POLL_SECONDS: Final = 0.1
 #: The seconds that an interrupted start may take to finish, and then its actors to stop.

@@ -30,6 +30,7 @@ from raymq.client import (
     SendResult,
     timestamps,
 )
+from raymq.client.plain_data import to_plain_data
 from raymq.client.timestamps import AS_TEXT, parse_duration
 from raymq.cluster.cli_context import Finder, Time, json_option
 from raymq.cluster.output import (
@@ -37,7 +38,6 @@ from raymq.cluster.output import (
     message_fields,
     print_fields,
     print_json,
-    to_plain_data,
     warn_truncated,
 )
 from raymq.cluster.shell_remedies import in_shell_words

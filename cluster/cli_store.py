@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
+from raymq.client.plain_data import to_plain_data
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import console, print_fields, print_json, print_rows, to_plain_data
+from raymq.cluster.output import console, print_fields, print_json, print_rows
 from raymq.cluster.store_backup import backup_store, list_backups, restore_store, verify_backups
 from raymq.storage.backup.backup_progress import BackupProgress
 from raymq.storage.directory_format import check_format, read_format

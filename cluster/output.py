@@ -7,8 +7,6 @@ markup, and their control characters are escaped, so that they cannot control th
 from __future__ import annotations
 
 import base64
-import dataclasses
-import enum
 import json
 import re
 import sys
@@ -23,6 +21,7 @@ from rich.text import Text
 
 from raymq.actors.protocol import BrokerInfo
 from raymq.client import FoundMessages, ReceivedMessage, timestamps
+from raymq.client.plain_data import to_plain_data
 
 #: Wider than any line: without a terminal, lines are neither wrapped nor cut.
 _NO_TERMINAL_WIDTH: Final = 100_000
@@ -83,21 +82,6 @@ def _escaped(which: re.Pattern[str], text: str) -> str:
 def escape_line_breaks(text: str) -> str:
     """Replace control characters and line breaks with Python's escapes."""
     return _escaped(_CONTROL_AND_BREAKS, text)
-
-
-def to_plain_data(value: Any) -> Any:
-    """Convert dataclasses, named tuples, enums and tuples to JSON types."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return to_plain_data(value._asdict())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): to_plain_data(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain_data(item) for item in value]
-    return value
 
 
 #: Fields of brokers that are shown only if their groups have several replicas.

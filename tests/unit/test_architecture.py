@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FILE = re.compile(r"`((?:storage|actors|client|cluster|spark_bridge|demo|tests)/[\w/]+\.\w+)`")
+FILE = re.compile(r"`((?:storage|actors|client|cluster|spark_bridge|console|demo|tests)/[\w/]+\.\w+)`")
 
 
 def test_architecture_page_names_existing_files(repository: Path) -> None:

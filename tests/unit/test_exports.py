@@ -50,6 +50,7 @@ PACKAGES = [
     "cluster.doctor",
     "cluster.elastic",
     "configs",
+    "console",
     "datasets",
     "demo",
     "spark_bridge",

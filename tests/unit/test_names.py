@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("storage", "actors", "client", "spark_bridge", "cluster")
+FOLDERS = ("storage", "actors", "client", "spark_bridge", "cluster", "console")
 #: Names that two classes have on purpose.
 TWICE = {
     "Producer": "what a program sends with, and the actor of that title that producers share",

@@ -1,0 +1,193 @@
+"""Decide whether the console answers a request: by its host, its origin, the token and the CSRF token.
+
+Plain decisions over the facts of a request, without I/O.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_BEARER: Final = "Bearer "
+#: A session ends this long after the token was entered.
+SESSION_SECONDS: Final = 12 * 3_600.0
+_MAX_SESSIONS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What the decision depends on. A header that is missing is None.
+
+    Attributes:
+        is_open: the page needs no token: the form for the token, the style sheet.
+        session: the value of the session's cookie.
+        csrf: the CSRF token of the form or the header.
+    """
+
+    method: str
+    host: str | None
+    origin: str | None = None
+    fetch_site: str | None = None
+    authorization: str | None = None
+    session: str | None = None
+    csrf: str | None = None
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused.
+
+    Attributes:
+        needs_token: the token would help.
+    """
+
+    status: int
+    reason: str
+    remedy: str
+    needs_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A browser in which the token was entered."""
+
+    csrf: str
+    ends_at: float
+
+
+class Sessions:
+    """The sessions of this process: they end with it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_id: dict[str, Session] = {}
+
+    def open(self) -> str:
+        """Return the id of a new session; the oldest one ends if there are too many."""
+        while len(self._by_id) >= _MAX_SESSIONS:
+            self._by_id.pop(next(iter(self._by_id)))
+        session_id = secrets.token_urlsafe(32)
+        self._by_id[session_id] = Session(secrets.token_urlsafe(32), self._clock() + SESSION_SECONDS)
+        return session_id
+
+    def get(self, session_id: str | None) -> Session | None:
+        """Return a session that has not ended; None if there is none."""
+        session = self._by_id.get(session_id) if session_id else None
+        if session is not None and session.ends_at <= self._clock():
+            self.close(session_id)
+            return None
+        return session
+
+    def close(self, session_id: str | None) -> None:
+        """End a session."""
+        self._by_id.pop(session_id or "", None)
+
+
+class AccessGuard:
+    """The rules of one console.
+
+    Reads need the token only if the console listens on other addresses than loopback. Writes always need it.
+    """
+
+    def __init__(self, bound_host: str, allowed_hosts: Iterable[str], token: str | None, sessions: Sessions) -> None:
+        """Create the rules; without a token nothing can be written.
+
+        Args:
+            bound_host: the address or name that the console listens on.
+            allowed_hosts: further names in the header Host.
+        """
+        self._hosts = _LOCAL_NAMES | {bound_host.lower(), *(name.lower() for name in allowed_hosts)}
+        self._token = token
+        self._sessions = sessions
+        self.reads_need_token = not is_loopback(bound_host)
+        self.may_write = token is not None
+
+    def check(self, facts: RequestFacts) -> Refusal | None:
+        """Return why a request is refused; None if it is answered."""
+        return self._check_site(facts) or self._check_token(facts)
+
+    def accepts(self, token: str) -> bool:
+        """Return True if this is the console's token."""
+        return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())
+
+    def is_signed_in(self, facts: RequestFacts) -> bool:
+        """Return True if the request has the token, or a session."""
+        return self._has_bearer_token(facts) or self._sessions.get(facts.session) is not None
+
+    def _check_site(self, facts: RequestFacts) -> Refusal | None:
+        """Refuse what another site has sent, and names that another site's DNS may point here."""
+        if _host_name(facts.host) not in self._hosts:
+            return Refusal(
+                421,
+                f"this console does not answer for the host {facts.host!r}",
+                "use the address that the console printed, or start it with --allowed-host NAME",
+            )
+        is_write = facts.method not in _SAFE_METHODS
+        if facts.origin is not None and not _is_origin_of(facts.origin, facts.host):
+            return Refusal(403, f"the request comes from {facts.origin}", "open the console itself in the browser")
+        if is_write and facts.fetch_site not in (None, "same-origin", "none"):
+            return Refusal(403, "the request comes from another site", "open the console itself in the browser")
+        return None
+
+    def _check_token(self, facts: RequestFacts) -> Refusal | None:
+        if facts.is_open:
+            return None
+        is_write = facts.method not in _SAFE_METHODS
+        if is_write and not self.may_write:
+            return Refusal(
+                403, "this console only reads", "start it with --token-file FILE; the token in that file allows writes"
+            )
+        if not is_write and not self.reads_need_token:
+            return None
+        if self._has_bearer_token(facts):
+            return None
+        session = self._sessions.get(facts.session)
+        if session is None:
+            return Refusal(
+                401,
+                "this needs the token",
+                "enter the token of the token file, or send it as the header Authorization: Bearer TOKEN",
+                needs_token=True,
+            )
+        if is_write and not hmac.compare_digest((facts.csrf or "").encode(), session.csrf.encode()):
+            return Refusal(
+                403, "the form is from another session or has no CSRF token", "load the page again, and repeat it"
+            )
+        return None
+
+    def _has_bearer_token(self, facts: RequestFacts) -> bool:
+        header = facts.authorization or ""
+        return header.startswith(_BEARER) and self.accepts(header.removeprefix(_BEARER).strip())
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a server on this address or name."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host: str | None) -> str | None:
+    """Return the name or address in a Host header, without the port, in lower case."""
+    try:
+        name = urlsplit(f"//{host}").hostname if host else None
+    except ValueError:
+        return None
+    return name.rstrip(".") if name else None
+
+
+def _is_origin_of(origin: str, host: str | None) -> bool:
+    """Return True if an Origin header names the server that the Host header names."""
+    parts = urlsplit(origin)
+    return parts.scheme in ("http", "https") and host is not None and parts.netloc.lower() == host.lower()

@@ -1,0 +1,61 @@
+"""The charts of the cluster, of a topic and of a group."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from raymq.client.timestamps import format_duration
+from raymq.console.figure_history import FigureHistory
+from raymq.console.page_rendering import rate_text
+from raymq.console.svg_chart import ChartLine, line_chart
+
+
+def cluster_charts(history: FigureHistory, now: float) -> list[Markup]:
+    """Return the charts of the overview: rates, lag, its age, disks."""
+    rates = [ChartLine("in", history.points("rate in")), ChartLine("out", history.points("rate out"))]
+    lag = [ChartLine("lag", history.points("lag"))]
+    disks = [ChartLine(name[1], history.points(*name)) for name in history.names("disk")]
+    return [
+        line_chart("Messages per second", rates, now, _rate),
+        line_chart("Lag of all groups, messages", lag, now, _messages, tick=_count),
+        line_chart(
+            "Age of the oldest waiting message", [ChartLine("age", history.points("age"))], now, format_duration
+        ),
+        line_chart("Disk used", disks, now, _percent, top=1.0),
+    ]
+
+
+def topic_charts(history: FigureHistory, topic: str, now: float) -> list[Markup]:
+    """Return the chart of a topic."""
+    return [line_chart("Messages per second", [ChartLine("in", history.points("rate in", topic))], now, _rate)]
+
+
+def group_charts(history: FigureHistory, group: str, now: float) -> list[Markup]:
+    """Return the charts of a group: lag, its age, and the rate at which it commits."""
+    return [
+        line_chart("Lag, messages", [ChartLine("lag", history.points("lag", group))], now, _messages, tick=_count),
+        line_chart(
+            "Age of the oldest waiting message", [ChartLine("age", history.points("age", group))], now, format_duration
+        ),
+        line_chart("Finished per second", [ChartLine("out", history.points("rate out", group))], now, _rate),
+    ]
+
+
+def _rate(value: float) -> str:
+    return f"{rate_text(value)}/s"
+
+
+def _messages(value: float) -> str:
+    return f"{value:,.0f} message{'' if value == 1 else 's'}"
+
+
+def _count(value: float) -> str:
+    """Return a number that fits beside the axis, such as 2.5M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:.2g}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}"

@@ -1,0 +1,104 @@
+"""Read the fields of a form or of a JSON object in a request's body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from raymq.client import InvalidInput
+
+CSRF_FIELD: Final = "csrf"
+CSRF_HEADER: Final = "X-CSRF-Token"
+_ON: Final = ("1", "on", "true", "yes")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields by name; a field that a form has several times is a list."""
+
+    by_name: Mapping[str, Any]
+
+    def value(self, name: str) -> Any:
+        """Return a field as it was sent; None if it is missing."""
+        return self.by_name.get(name)
+
+    def text(self, name: str) -> str:
+        """Return a field as text; empty if it is missing.
+
+        Raises:
+            InvalidInput: it is no text.
+        """
+        value = self.by_name.get(name)
+        if value is None:
+            return ""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str):
+            raise InvalidInput(name, "a text", value)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return True if a box is ticked, or a JSON field is true."""
+        value = self.by_name.get(name)
+        return value is True or (isinstance(value, str) and value.lower() in _ON)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a field's texts; empty if it is missing.
+
+        Raises:
+            InvalidInput: it is neither a text nor a list of texts.
+        """
+        value = self.by_name.get(name)
+        found = [value] if isinstance(value, str) else value or []
+        if not isinstance(found, Sequence) or not all(isinstance(each, str) for each in found):
+            raise InvalidInput(name, "a list of texts", value)
+        return list(found)
+
+    def rate(self, name: str) -> float | None:
+        """Return a rate per second; None if the field is empty.
+
+        Raises:
+            InvalidInput: it is no number.
+        """
+        text = self.text(name).strip()
+        try:
+            return float(text) if text else None
+        except ValueError:
+            raise InvalidInput(name, "a number of messages per second", text) from None
+
+
+#: The fields of a request whose body was read.
+_FIELDS: Final = web.RequestKey("FIELDS", Fields)
+
+
+async def read_fields(request: web.Request) -> Fields:
+    """Return the fields of a request; its body is read once.
+
+    Raises:
+        InvalidInput: the body is neither a form nor a JSON object.
+    """
+    known = request.get(_FIELDS)
+    if known is None:
+        known = request[_FIELDS] = Fields(await _fields(request))
+    return known
+
+
+async def _fields(request: web.Request) -> dict[str, Any]:
+    if request.content_type == "application/json":
+        try:
+            found = json.loads(await request.read() or b"{}")
+        except (ValueError, RecursionError):
+            raise InvalidInput("body", "a JSON object", "no JSON") from None
+        if not isinstance(found, dict):
+            raise InvalidInput("body", "a JSON object", type(found).__name__)
+        return found
+    form = await request.post()
+    return {
+        name: values[0] if len(values := form.getall(name)) == 1 else values
+        for name in form
+        if all(isinstance(value, str) for value in form.getall(name))
+    }

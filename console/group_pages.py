@@ -1,0 +1,89 @@
+"""The pages of consumer groups: the list, and one group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from raymq.actors.naming import RETRY_PREFIX, dlq_topic
+from raymq.client import TopicNotFound
+from raymq.console.cluster_charts import group_charts
+from raymq.console.cluster_sampler import GroupFigures, group_figures
+from raymq.console.console_context import CONTEXT, ConsoleContext
+from raymq.console.diagnosis import explain_group
+from raymq.console.group_status import group_status
+from raymq.console.page_rendering import Page
+from raymq.console.paging import page_of
+from raymq.console.svg_chart import trend_line
+
+_FIGURES = (
+    *("lag", "lag_partly_unknown", "in_flight", "ready", "oldest_age", "has_members", "owners", "rate_out"),
+    *("dead_letters", "sampled_at"),
+)
+
+
+async def group_list(request: web.Request) -> Page:
+    """Return the groups whose name has the text of `filter`, with the figures of the last sample."""
+    context = request.app[CONTEXT]
+    wanted = request.query.get("filter", "")
+    names = [name for name in await context.admin.agroups() if wanted.lower() in name.lower()]
+    page = page_of(names, request.query.get("page"))
+    known, history, now = context.sampler.newest.groups, context.sampler.history, context.clock()
+    data = {
+        "filter": wanted,
+        **page.as_data(),
+        "groups": [{"group": name, **_as_data(known.get(name))} for name in page.items],
+    }
+    trends = {
+        name: trend_line(history.points("lag", name), now, f"lag of {name}, the last hour") for name in page.items
+    }
+    return Page("groups", "Groups", data, {"trends": trends}, "groups")
+
+
+def _as_data(figures: GroupFigures | None) -> dict[str, Any]:
+    """Return the figures and the status of a group; all unknown without a sample."""
+    found = {name: None if figures is None else getattr(figures, name) for name in _FIGURES}
+    return {**found, "status": group_status(figures)}
+
+
+async def group(request: web.Request) -> Page:
+    """Return one group: its queues with their owners, and why it does not move where the client can tell."""
+    context = request.app[CONTEXT]
+    name = request.match_info["group"]
+    progress = await context.admin.agroup_progress(name)
+    sampled = context.sampler.newest.groups.get(name)
+    figures = group_figures(
+        progress, None if sampled is None else sampled.rate_out, await _dead_letters(context, name), context.clock()
+    )
+    queues = page_of(
+        [
+            {"topic": queue.topic, "broker": queue.broker, "queue_id": queue.queue_id, "progress": each}
+            for queue, each in sorted(progress.items(), key=lambda item: item[0].topic.startswith(RETRY_PREFIX))
+        ],
+        request.query.get("page"),
+    )
+    data = {
+        "group": name,
+        **_as_data(figures),
+        "missing_topics": progress.missing_topics,
+        **queues.as_data(),
+        "queues": queues.items,
+        "diagnosis": await explain_group(context.admin, name),
+    }
+    return Page(
+        "group",
+        f"Group {name}",
+        data,
+        {"charts": group_charts(context.sampler.history, name, context.clock())},
+        "groups",
+    )
+
+
+async def _dead_letters(context: ConsoleContext, group: str) -> int:
+    """Return the entries of the dead-letter queue, with those that were redriven or deleted."""
+    try:
+        stats = await context.admin.atopic_stats(dlq_topic(group))
+    except TopicNotFound:
+        return 0
+    return sum(queue.max_offset - queue.min_offset for queue in stats.values())

@@ -1,0 +1,133 @@
+// Live figures, the live tail, and "select all". Pages work without it.
+"use strict";
+
+(function () {
+  const liveSwitch = document.getElementById("live-switch");
+  const live = () => document.getElementById("live");
+
+  // Live figures: the server sends an event for each sample; htmx then loads the part of the page that shows figures.
+  // While somebody works in that part with the keyboard, or marks text, it stays as it is.
+  function isInUse(part) {
+    const selection = document.getSelection();
+    return part.contains(document.activeElement)
+      || (selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode));
+  }
+
+  function setWord(word, isOffline) {
+    document.getElementById("live-word").textContent = word;
+    liveSwitch.classList.toggle("offline", isOffline);
+  }
+
+  let source = null;
+  function startLive() {
+    source = new EventSource("/live");
+    source.onopen = () => setWord("Live", false);
+    source.onerror = () => setWord("Offline", true);
+    source.addEventListener("sample", () => {
+      const part = live();
+      if (part && !document.hidden && !isInUse(part)) htmx.trigger(document.body, "raymq-sample");
+    });
+    liveSwitch.setAttribute("aria-pressed", "true");
+    setWord("Live", false);
+  }
+
+  function stopLive() {
+    source.close();
+    source = null;
+    liveSwitch.setAttribute("aria-pressed", "false");
+    setWord("Paused", false);
+  }
+
+  if (live()) {
+    liveSwitch.hidden = false;
+    liveSwitch.addEventListener("click", () => (source ? stopLive() : startLive()));
+    startLive();
+    window.addEventListener("pagehide", () => source && source.close());
+    window.addEventListener("pageshow", (event) => { if (event.persisted && source) startLive(); });
+  }
+
+  // Live tail of a topic.
+  const tailSwitch = document.getElementById("tail-switch");
+  const shown = 200;
+  let tail = null;
+  let left = { too_fast: 0, missing: 0, old: 0, all: 0 };
+
+  function cell(label, ...content) {
+    const made = document.createElement("td");
+    made.dataset.label = label;
+    made.append(...content);
+    return made;
+  }
+
+  function element(name, className, text) {
+    const made = document.createElement(name);
+    made.className = className;
+    made.textContent = text;
+    return made;
+  }
+
+  function tailRow(message) {
+    const link = element("a", "id", message.message_id);
+    link.href = "/messages/" + encodeURIComponent(message.message_id);
+    const row = document.createElement("tr");
+    const stored = new Date(message.store_timestamp * 1000).toISOString();
+    row.append(
+      cell("Message id", link),
+      cell("Queue @ offset", `${message.broker}:${message.queue_id} @ ${message.offset}`),
+      cell("Stored", stored.slice(0, 10) + " " + stored.slice(11, 19) + " UTC"),
+      cell("Keys", ...message.keys.map((key) => element("code", "chip", key))),
+      cell("Tag", message.tags || "–"),
+      cell("Body", element("code", "preview", message.preview)),
+    );
+    return row;
+  }
+
+  function tailState(word) {
+    const parts = [`${word}: ${left.all} messages came`];
+    if (left.too_fast) parts.push(`${left.too_fast} skipped, they came faster than this page shows them`);
+    if (left.missing) parts.push(`${left.missing} missing at the brokers (expired or damaged)`);
+    if (left.old) parts.push(`the last ${shown} are kept here`);
+    document.getElementById("tail-state").textContent = parts.join("; ") + ".";
+  }
+
+  function startTail() {
+    left = { too_fast: 0, missing: 0, old: 0, all: 0 };
+    document.getElementById("tail-box").hidden = false;
+    tail = new EventSource(tailSwitch.dataset.url);
+    tail.onopen = () => tailState("Following");
+    tail.onerror = () => { tailState("The connection broke; messages were missed"); stopTail(false); };
+    tail.addEventListener("failed", (event) => { stopTail(false); document.getElementById("tail-state").textContent = JSON.parse(event.data).error; });
+    tail.addEventListener("messages", (event) => {
+      const batch = JSON.parse(event.data);
+      const rows = document.getElementById("tail-rows");
+      for (const message of batch.messages) rows.prepend(tailRow(message));
+      while (rows.rows.length > shown) { rows.deleteRow(-1); left.old += 1; }
+      left.all += batch.messages.length + batch.too_fast;
+      left.too_fast += batch.too_fast;
+      left.missing += batch.missing;
+      tailState("Following");
+    });
+    tailSwitch.textContent = "Stop";
+  }
+
+  function stopTail(says) {
+    tail.close();
+    tail = null;
+    tailSwitch.textContent = "Follow new messages";
+    if (says) tailState("Stopped");
+  }
+
+  if (tailSwitch) {
+    tailSwitch.hidden = false;
+    tailSwitch.addEventListener("click", () => (tail ? stopTail(true) : startTail()));
+    window.addEventListener("pagehide", () => tail && stopTail(true));
+  }
+
+  // Select all dead letters of the list.
+  const all = document.getElementById("select-all");
+  if (all) {
+    all.addEventListener("change", () => {
+      for (const box of document.querySelectorAll('input[name="ids"]')) box.checked = all.checked;
+    });
+  }
+})();

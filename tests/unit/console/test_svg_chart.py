@@ -1,0 +1,90 @@
+"""Test that charts are well-formed, labelled, and have gaps where nothing was known."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from raymq.client.timestamps import format_duration
+from raymq.console.svg_chart import ChartLine, axis_ticks, line_chart, trend_line
+
+NOW = 10_000.0
+
+
+def count(value: float) -> str:
+    return f"{value:.0f} msg"
+
+
+def chart(*lines: ChartLine, **options: float) -> ET.Element:
+    return ET.fromstring(str(line_chart("Lag", lines, NOW, count, **options)))
+
+
+def texts(figure: ET.Element) -> list[str]:
+    return [element.text or "" for element in figure.iter("text")]
+
+
+@pytest.mark.parametrize(
+    ("highest", "ticks"),
+    [
+        (0.0, [0.0, 1.0]),
+        (1.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
+        (7.0, [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (100.0, [0.0, 25.0, 50.0, 75.0, 100.0]),
+        (1_080.0, [0.0, 500.0, 1_000.0, 1_500.0]),
+    ],
+)
+def test_axis_has_round_ticks_that_cover_the_values(highest: float, ticks: list[float]) -> None:
+    assert axis_ticks(highest) == pytest.approx(ticks)
+
+
+def test_chart_has_axis_labels_units_and_the_last_value() -> None:
+    figure = chart(ChartLine("lag", [(NOW - 10, 5.0), (NOW - 5, 7.0)]))
+    assert {"0 msg", "8 msg", "60 min ago", "now"} <= set(texts(figure))
+    assert figure.find("svg").get("aria-label") == "Lag, the last hour: lag 7 msg"
+    assert "".join(figure.find("ul").itertext()).strip() == "lag 7 msg"
+
+
+def test_chart_without_values_says_so() -> None:
+    figure = chart(ChartLine("lag", []))
+    assert "no value yet" in texts(figure)
+    assert "unknown" in "".join(figure.find("ul").itertext())
+
+
+def test_unknown_values_are_gaps_and_never_zero() -> None:
+    points = [(NOW - 30, 4.0), (NOW - 25, 4.0), (NOW - 20, None), (NOW - 15, 4.0), (NOW - 10, 4.0), (NOW - 5, None)]
+    figure = chart(ChartLine("lag", points))
+    assert len(figure.findall("svg/path")) == 2
+    assert figure.find("svg").get("aria-label") == "Lag, the last hour: lag unknown"
+
+
+def test_long_pause_between_points_is_a_gap() -> None:
+    figure = chart(ChartLine("lag", [(NOW - 600, 1.0), (NOW - 595, 1.0), (NOW - 10, 1.0)]))
+    assert len(figure.findall("svg/path")) == 1
+    assert len(figure.findall("svg/circle")) == 1, "one point without neighbours is a dot"
+
+
+def test_texts_are_escaped() -> None:
+    drawn = str(line_chart("<b>", [ChartLine('"><script>', [(NOW, 1.0)])], NOW, lambda value: "<i>"))
+    assert "<script" not in drawn
+    assert "<i>" not in drawn
+    ET.fromstring(drawn)
+
+
+def test_chart_has_neither_styles_nor_scripts() -> None:
+    drawn = str(line_chart("Age", [ChartLine("age", [(NOW - 5, 90.0), (NOW, 95.0)])], NOW, format_duration))
+    assert "style=" not in drawn
+    assert "<script" not in drawn
+
+
+def test_fixed_top_is_the_last_tick() -> None:
+    figure = ET.fromstring(str(line_chart("Disk", [ChartLine("a", [(NOW, 0.06)])], NOW, "{:.0%}".format, top=1.0)))
+    assert "100%" in texts(figure)
+
+
+def test_trend_needs_two_known_points() -> None:
+    assert trend_line([], NOW, "lag") == ""
+    assert trend_line([(NOW - 5, 1.0), (NOW, None)], NOW, "lag") == ""
+    drawn = ET.fromstring(str(trend_line([(NOW - 5, 0.0), (NOW, 0.0)], NOW, "lag of g<")))
+    assert drawn.get("aria-label") == "lag of g<"
+    assert "nan" not in drawn.find("path").get("d")
