@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus, TransactionOutcome
     from raymq.client.admin.admin import Admin
     from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
+    from raymq.client.admin.group_diagnosis import GroupDiagnosis
     from raymq.client.admin.operation import Operation
     from raymq.client.connection import Connection
     from raymq.client.consumer_health import Health, RunningCall, SetAside
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         Election,
         FoundMessages,
         GroupDeletion,
+        GroupMemberInfo,
         GroupSummary,
         KeeperInfo,
         NameServerInfo,
@@ -100,6 +102,8 @@ __all__ = [
     "ElectionFailed",
     "FoundMessages",
     "GroupDeletion",
+    "GroupDiagnosis",
+    "GroupMemberInfo",
     "GroupNotFound",
     "GroupSummary",
     "Health",
@@ -167,6 +171,7 @@ _NAMES = {
         "DeadMessage",
         "RedriveResult",
     ),
+    "raymq.client.admin.group_diagnosis": ("GroupDiagnosis",),
     "raymq.client.admin.operation": ("Operation",),
     "raymq.client.connection": ("Connection",),
     "raymq.client.errors": (
@@ -225,6 +230,7 @@ _NAMES = {
         "ClusterInfo",
         "Election",
         "GroupDeletion",
+        "GroupMemberInfo",
         "GroupSummary",
         "KeeperInfo",
         "NameServerInfo",

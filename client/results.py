@@ -164,6 +164,26 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupMemberInfo:
+    """A connected member of a consumer group.
+
+    Attributes:
+        address: of its connection to a broker.
+        queues: those that it fetched from last; empty for members that pop.
+        paused, calls, longest_call: whether its program has paused it, the number of running listener calls, and the
+            seconds of the longest of them; each None if the member does not report it.
+    """
+
+    client_id: str
+    address: str
+    language: str
+    queues: list[MessageQueue]
+    paused: bool | None
+    calls: int | None
+    longest_call: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDeletion:
     """The counts of what was deleted with a consumer group, or would be.
 

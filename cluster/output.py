@@ -58,7 +58,7 @@ def cell(value: Any) -> Text:
 #: Fields with seconds since 1970, besides those that end in _timestamp.
 _TIMES: Final = frozenset({"dead_at", "kept_at", "made_at"})
 #: Fields with time spans in seconds.
-_SPANS: Final = frozenset({"lateness", "age", "oldest_unfinished_age"})
+_SPANS: Final = frozenset({"lateness", "age", "oldest_unfinished_age", "longest_call"})
 
 
 def format_value(field: str, value: Any) -> Any:
