@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus, TransactionOutcome
     from raymq.client.admin.admin import Admin
     from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
+    from raymq.client.admin.delayed_requests import DelayedMessage
     from raymq.client.admin.group_diagnosis import GroupDiagnosis
+    from raymq.client.admin.message_trace import MessageTrace
     from raymq.client.admin.operation import Operation
     from raymq.client.connection import Connection
     from raymq.client.consumer_health import Health, RunningCall, SetAside
@@ -98,6 +100,7 @@ __all__ = [
     "ConsumeResult",
     "Corruption",
     "DeadMessage",
+    "DelayedMessage",
     "Election",
     "ElectionFailed",
     "FoundMessages",
@@ -114,6 +117,7 @@ __all__ = [
     "MessageModel",
     "MessageNotFound",
     "MessageQueue",
+    "MessageTrace",
     "NameServerInfo",
     "NotRecallable",
     "NotStored",
@@ -171,7 +175,9 @@ _NAMES = {
         "DeadMessage",
         "RedriveResult",
     ),
+    "raymq.client.admin.delayed_requests": ("DelayedMessage",),
     "raymq.client.admin.group_diagnosis": ("GroupDiagnosis",),
+    "raymq.client.admin.message_trace": ("MessageTrace",),
     "raymq.client.admin.operation": ("Operation",),
     "raymq.client.connection": ("Connection",),
     "raymq.client.errors": (

@@ -26,6 +26,7 @@ from raymq.cluster.cli_broker import broker_commands
 from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_config import config_commands
 from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.cli_delay import delay_commands
 from raymq.cluster.cli_dlq import dlq_commands
 from raymq.cluster.cli_doctor import doctor
 from raymq.cluster.cli_group import group_commands
@@ -126,6 +127,7 @@ for _group in (
     group_commands,
     message_commands,
     outbox_commands,
+    delay_commands,
     dlq_commands,
     transaction_commands,
     store_commands,

@@ -30,6 +30,7 @@ from raymq.client import (
     SendResult,
     timestamps,
 )
+from raymq.client.body_display import display_body
 from raymq.client.timestamps import AS_TEXT, parse_duration
 from raymq.cluster.cli_context import Finder, Time, json_option
 from raymq.cluster.output import (
@@ -37,6 +38,7 @@ from raymq.cluster.output import (
     message_fields,
     print_fields,
     print_json,
+    print_rows,
     to_plain_data,
     warn_truncated,
 )
@@ -50,7 +52,7 @@ _MAX_UNDER_WAY: Final = 2_000
 
 @click.group("message")
 def message_commands() -> None:
-    """Send messages, follow a topic, get messages by id, find them by key."""
+    """Send messages, follow a topic, get, find and trace messages."""
 
 
 @message_commands.command("send")
@@ -284,8 +286,20 @@ def _line(message: ReceivedMessage) -> str:
     """Format a message on one line."""
     where = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
     about = [*([f"[{message.tags}]"] if message.tags else []), *message.keys]
-    body = message.body.decode("utf-8", "backslashreplace")
+    shown = display_body(message.body, message.properties)
+    body = message.body.decode("utf-8", "backslashreplace") if shown.format in ("text", "bytes") else shown.text
     return escape_line_breaks("  ".join([timestamps.shown(message.store_timestamp), where, *about, body]))
+
+
+def _readable_fields(message: ReceivedMessage) -> dict[str, Any]:
+    """Return the fields of a message for people: a body of a known format is decoded."""
+    fields, shown = message_fields(message), display_body(message.body, message.properties)
+    if shown.format in ("msgpack", "arrow"):
+        fields.pop("body", None)
+        fields.pop("body_base64", None)
+        rows = "" if shown.rows is None else f" of {shown.rows} rows"
+        return {**fields, f"body ({shown.format}{rows})": shown.text}
+    return fields
 
 
 @message_commands.command("get")
@@ -296,7 +310,36 @@ def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
     """Show the message with the id MESSAGE_ID (32 hex digits)."""
     with finder.connect() as mq, Admin(mq) as admin:
         message = admin.query_by_id(message_id)
-    print_fields(message_fields(message), as_json=as_json)
+    print_fields(message_fields(message) if as_json else _readable_fields(message), as_json=as_json)
+
+
+@message_commands.command("trace")
+@click.argument("message_id")
+@click.option("--topic", help="Where a unique key is searched; by default in all topics.")
+@json_option
+@click.pass_obj
+def trace_message(finder: Finder, message_id: str, topic: str | None, as_json: bool) -> None:
+    """Show what became of a message: its copies, what its groups have made of it, retries and dead letters.
+
+    MESSAGE_ID is a message id or a unique key.
+    """
+    with finder.connect() as mq, Admin(mq) as admin:
+        found = admin.trace_message(message_id, topic=topic)
+    if as_json:
+        print_json({**to_plain_data(found), "message": message_fields(found.message)})
+        return
+    print_fields(_readable_fields(found.message), as_json=False)
+    for title, rows in (
+        ("stored", found.stored),
+        ("consumed", found.consumed),
+        ("retries", found.retries),
+        ("dead letters", found.dead_letters),
+        ("redrives", found.redrives),
+    ):
+        click.echo(f"\n{title}:")
+        print_rows([to_plain_data(row) for row in rows], as_json=False, empty="  none")
+    if found.not_asked:
+        click.echo(f"not reachable, so their part is missing: {', '.join(found.not_asked)}", err=True)
 
 
 @message_commands.command("query")

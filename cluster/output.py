@@ -56,7 +56,7 @@ def cell(value: Any) -> Text:
 
 
 #: Fields with seconds since 1970, besides those that end in _timestamp.
-_TIMES: Final = frozenset({"dead_at", "kept_at", "made_at"})
+_TIMES: Final = frozenset({"dead_at", "deliver_at", "kept_at", "made_at"})
 #: Fields with time spans in seconds.
 _SPANS: Final = frozenset({"lateness", "age", "oldest_unfinished_age", "longest_call"})
 
@@ -148,7 +148,11 @@ def body_preview(body: bytes) -> str:
 
     Bytes that are not UTF-8 are replaced.
     """
-    text = body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace")
+    return shortened(body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace"))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text for one column of a table."""
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from raymq.client.admin import group_facts
+from raymq.actors.protocol import RecallStatus
+from raymq.client.admin import delayed_requests, group_facts, message_trace
 from raymq.client.admin.broker_changes import BrokerChanges
+from raymq.client.admin.delayed_requests import DelayedMessage
 from raymq.client.admin.group_diagnosis import HANG_SECONDS, GroupDiagnosis
-from raymq.client.results import GroupMemberInfo
+from raymq.client.admin.message_trace import MessageTrace
+from raymq.client.results import FoundMessages, GroupMemberInfo
 
 
 class Inspection(BrokerChanges):
-    """The calls of `Admin` that gather facts from several places. They change nothing."""
+    """The calls of `Admin` that gather facts from several places. They change nothing but for `recall`."""
 
     def explain_group(self, group: str, *, hang_after: float = HANG_SECONDS) -> GroupDiagnosis:
         """Return why a consumer group does not move, as one sentence with evidence.
@@ -43,3 +46,61 @@ class Inspection(BrokerChanges):
     async def agroup_members(self, group: str) -> list[GroupMemberInfo]:
         """`group_members` for asyncio code."""
         return await self._arun(group_facts.members(self._mq, group))
+
+    def trace_message(self, message: str, *, topic: str | None = None) -> MessageTrace:
+        """Return what became of a message: where it is stored, and what its groups have made of it.
+
+        Retries, dead letters and redrives are found by its unique key. What has expired is not found.
+
+        Args:
+            message: a message id, or a unique key.
+            topic: where a unique key is searched; None: in all topics.
+
+        Raises:
+            MessageNotFound, MessageExpired: there is no such message.
+            BrokerUnavailable: it was not found, and a broker does not answer. Where it was found, `.not_asked` of the
+                result names such brokers.
+        """
+        return self._run(message_trace.trace(self._mq, message, topic))
+
+    async def atrace_message(self, message: str, *, topic: str | None = None) -> MessageTrace:
+        """`trace_message` for asyncio code."""
+        return await self._arun(message_trace.trace(self._mq, message, topic))
+
+    def delayed_messages(self, topic: str | None = None, limit: int = 1000) -> FoundMessages[DelayedMessage]:
+        """Return the messages that wait for their time, those that are due next first, at most `limit`.
+
+        Retries of groups, which wait as well, are included.
+
+        Args:
+            topic: only the messages that will be delivered to this topic ("%RETRY%" and a group: its retries).
+
+        Raises:
+            BrokerUnavailable: none was found, and a broker does not answer. Where some were found, `.not_asked` of the
+                result names such brokers.
+
+        Returns:
+            a list whose `.truncated` says whether there are more.
+        """
+        return self._run(delayed_requests.first(self._mq, topic, limit))
+
+    async def adelayed_messages(self, topic: str | None = None, limit: int = 1000) -> FoundMessages[DelayedMessage]:
+        """`delayed_messages` for asyncio code."""
+        return await self._arun(delayed_requests.first(self._mq, topic, limit))
+
+    def recall(self, message: str) -> RecallStatus:
+        """Withdraw a message that waits for its `deliver_at`, as `Producer.recall` does.
+
+        Args:
+            message: a recall handle, or the message id or unique key of a message of `delayed_messages`.
+
+        Raises:
+            MessageNotFound: no message waits that has this message id or unique key.
+            NotRecallable: it waits in a delay level.
+            BrokerUnavailable: its broker does not answer.
+        """
+        return self._run(delayed_requests.recall(self._mq, message))
+
+    async def arecall(self, message: str) -> RecallStatus:
+        """`recall` for asyncio code."""
+        return await self._arun(delayed_requests.recall(self._mq, message))
