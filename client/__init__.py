@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from raymq.client.requests.offset_requests import ConsumeFrom
     from raymq.client.results import (
         BrokerChange,
+        BrokerRoute,
         ClusterInfo,
         Election,
         FoundMessages,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         SendResult,
         TableResult,
         TopicConfig,
+        TopicRates,
     )
 
 __all__ = [
@@ -92,6 +94,7 @@ __all__ = [
     "Attempt",
     "BrokerChange",
     "BrokerInfo",
+    "BrokerRoute",
     "BrokerUnavailable",
     "ClientClosed",
     "ClusterInfo",
@@ -152,6 +155,7 @@ __all__ = [
     "TopicConfig",
     "TopicExists",
     "TopicNotFound",
+    "TopicRates",
     "TraceEvent",
     "TraceState",
     "Transaction",
@@ -233,6 +237,7 @@ _NAMES = {
     "raymq.client.results": (
         "FoundMessages",
         "BrokerChange",
+        "BrokerRoute",
         "ClusterInfo",
         "Election",
         "GroupDeletion",
@@ -247,6 +252,7 @@ _NAMES = {
         "SendResult",
         "TableResult",
         "TopicConfig",
+        "TopicRates",
     ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -103,6 +103,39 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicRates:
+    """The rates of a topic on one broker: means of the last minute, 0.0 after the broker's restart.
+
+    Attributes:
+        messages_per_second, bytes_per_second: stored; None if the broker does not answer.
+        delivered_per_second: the messages that each group received.
+    """
+
+    broker: str
+    messages_per_second: float | None
+    bytes_per_second: float | None
+    delivered_per_second: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRoute:
+    """One broker of a topic's route.
+
+    Attributes:
+        address: of its master; None while the broker is away.
+        permission: a sum of 4 (read) and 2 (write).
+        replicas: the addresses of the group's other members.
+    """
+
+    broker: str
+    address: str | None
+    read_queues: int
+    write_queues: int
+    permission: int
+    replicas: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class QueueProgress:
     """The progress of a group in a queue.
 

@@ -25,7 +25,7 @@ def group_commands() -> None:
 
 
 @group_commands.command("list")
-@admin_rows("no group yet")
+@admin_rows("no group yet", watch=True)
 def list_groups(admin: Admin) -> Rows:
     """List the consumer groups of the cluster, with their members and their lag."""
     return [asdict(group) for group in admin.group_list()]
@@ -50,7 +50,7 @@ def _progress_table(rows: Rows) -> Rows:
 
 @group_commands.command("progress")
 @click.argument("name")
-@admin_rows("no queue", table=_progress_table)
+@admin_rows("no queue", table=_progress_table, watch=True)
 def group_progress(admin: Admin, name: str) -> Rows:
     """Show the progress of group NAME in each queue, and its missing topics."""
     progress = admin.group_progress(name)

@@ -72,6 +72,8 @@ def format_value(field: str, value: Any) -> Any:
         return timestamps.shown(value) if value else None
     if field in _SPANS:
         return timestamps.format_duration(value)
+    if field.endswith("_per_second"):
+        return f"{value:,.1f}"
     return f"{value:.1%}" if field.endswith("_ratio") else value
 
 
@@ -186,12 +188,19 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
     if not rows:
         click.echo(empty)
         return
+    console().print(rows_table(rows))
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], empty: str = "") -> Table | Text:
+    """Return rows with the same fields as a table, or the text `empty` if there are none."""
+    if not rows:
+        return Text(empty)
     table = Table(box=box.SIMPLE_HEAD)
     for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(cell(format_value(name, value)) for name, value in row.items()))
-    console().print(table)
+    return table
 
 
 def print_fields(fields: Mapping[str, Any], *, as_json: bool) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from raymq.actors.protocol import RecallStatus
-from raymq.client.admin import delayed_requests, group_facts, message_trace
+from raymq.client.admin import delayed_requests, group_facts, message_trace, topic_figures
 from raymq.client.admin.broker_changes import BrokerChanges
 from raymq.client.admin.delayed_requests import DelayedMessage
 from raymq.client.admin.group_diagnosis import HANG_SECONDS, GroupDiagnosis
 from raymq.client.admin.message_trace import MessageTrace
-from raymq.client.results import FoundMessages, GroupMemberInfo
+from raymq.client.results import BrokerRoute, FoundMessages, GroupMemberInfo, TopicRates
 
 
 class Inspection(BrokerChanges):
@@ -46,6 +46,30 @@ class Inspection(BrokerChanges):
     async def agroup_members(self, group: str) -> list[GroupMemberInfo]:
         """`group_members` for asyncio code."""
         return await self._arun(group_facts.members(self._mq, group))
+
+    def topic_rates(self, topic: str) -> list[TopicRates]:
+        """Return the rates of a topic on each of its brokers: what is stored, and what each group receives.
+
+        Raises:
+            TopicNotFound: the topic does not exist.
+        """
+        return self._run(topic_figures.rates(self._mq, topic))
+
+    async def atopic_rates(self, topic: str) -> list[TopicRates]:
+        """`topic_rates` for asyncio code."""
+        return await self._arun(topic_figures.rates(self._mq, topic))
+
+    def topic_route(self, topic: str) -> list[BrokerRoute]:
+        """Return the brokers that have a topic, also those that are away for a while.
+
+        Raises:
+            TopicNotFound: the topic does not exist.
+        """
+        return self._run(topic_figures.route(self._mq, topic))
+
+    async def atopic_route(self, topic: str) -> list[BrokerRoute]:
+        """`topic_route` for asyncio code."""
+        return await self._arun(topic_figures.route(self._mq, topic))
 
     def trace_message(self, message: str, *, topic: str | None = None) -> MessageTrace:
         """Return what became of a message: where it is stored, and what its groups have made of it.
