@@ -22,6 +22,7 @@ from raymq.actors.protocol import Tls
 from raymq.client import RayMQError
 from raymq.cluster import cluster_file, cluster_file_check
 from raymq.cluster.bootstrap import Cluster, connect
+from raymq.cluster.cli_bench import bench_commands
 from raymq.cluster.cli_broker import broker_commands
 from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_config import config_commands
@@ -132,6 +133,7 @@ for _group in (
     transaction_commands,
     store_commands,
     config_commands,
+    bench_commands,
     doctor,
     worker,
 ):
