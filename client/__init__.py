@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus, TransactionOutcome
     from raymq.client.admin.admin import Admin
+    from raymq.client.admin.cluster_health import ClusterHealth
     from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
     from raymq.client.admin.delayed_requests import DelayedMessage
     from raymq.client.admin.group_diagnosis import GroupDiagnosis
@@ -97,6 +98,7 @@ __all__ = [
     "BrokerRoute",
     "BrokerUnavailable",
     "ClientClosed",
+    "ClusterHealth",
     "ClusterInfo",
     "Connection",
     "ConsumeFrom",
@@ -179,6 +181,7 @@ _NAMES = {
         "DeadMessage",
         "RedriveResult",
     ),
+    "raymq.client.admin.cluster_health": ("ClusterHealth",),
     "raymq.client.admin.delayed_requests": ("DelayedMessage",),
     "raymq.client.admin.group_diagnosis": ("GroupDiagnosis",),
     "raymq.client.admin.message_trace": ("MessageTrace",),

@@ -29,6 +29,7 @@ from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cluster_file_check import verified_name_servers
 from raymq.cluster.detached_process import LogFile, await_process_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
+from raymq.cluster.log_format import formatter
 from raymq.cluster.output import (
     broker_fields,
     broker_rows,
@@ -92,9 +93,11 @@ def start_cluster(
     progress = logging.getLogger(bootstrap.__name__)
     progress.setLevel(logging.INFO)
     to_terminal = logging.StreamHandler()
+    to_terminal.setFormatter(None if finder.log_format == "text" else formatter(finder.log_format))
     progress.addHandler(to_terminal)
     log_file = None if log is None else LogFile(log)
     if log_file is not None:
+        log_file.setFormatter(formatter(finder.log_format))
         logging.getLogger().addHandler(log_file)
 
     def live(stop_requested: threading.Event, started: threading.Event) -> bool:
@@ -147,7 +150,8 @@ def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -
             f"a cluster runs in namespace {finder.namespace} already, in process {known.pid}",
             remedy="stop it: raymq cluster stop; or start this one with another --namespace and --root",
         )
-    command = ["--namespace", finder.namespace, "cluster", "start", "--json", "--log", str(log)]
+    in_form = [] if finder.log_format == "text" else ["--log-format", finder.log_format]
+    command = ["--namespace", finder.namespace, *in_form, "cluster", "start", "--json", "--log", str(log)]
     for name, value in options.items():
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]

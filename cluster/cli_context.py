@@ -14,6 +14,7 @@ import click
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import Tls
 from raymq.client import Admin, InvalidInput, timestamps
+from raymq.cluster.log_format import LogFormat
 from raymq.cluster.output import print_rows, rows_table
 from raymq.cluster.watch import show, watch_option
 
@@ -65,6 +66,7 @@ class Finder:
     address: str | None
     tls: Tls | None
     connect_with: Callable[[Finder], Cluster]
+    log_format: LogFormat = "text"
 
     def refuse_addresses(self, command: str) -> None:
         """Raise a usage error if `command` needs Ray, but only addresses are given."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from raymq.actors.protocol import RecallStatus
-from raymq.client.admin import delayed_requests, group_facts, message_trace, topic_figures
+from raymq.client.admin import cluster_health, delayed_requests, group_facts, message_trace, topic_figures
 from raymq.client.admin.broker_changes import BrokerChanges
+from raymq.client.admin.cluster_health import ClusterHealth
 from raymq.client.admin.delayed_requests import DelayedMessage
 from raymq.client.admin.group_diagnosis import HANG_SECONDS, GroupDiagnosis
 from raymq.client.admin.message_trace import MessageTrace
@@ -13,6 +14,20 @@ from raymq.client.results import BrokerRoute, FoundMessages, GroupMemberInfo, To
 
 class Inspection(BrokerChanges):
     """The calls of `Admin` that gather facts from several places. They change nothing but for `recall`."""
+
+    def health(self, *, ready: bool = False, brokers: int | None = None) -> ClusterHealth:
+        """Return whether every process of the cluster answers, or whether clients can work.
+
+        Args:
+            ready: check that every broker group has a serving master that all answering name servers know, instead of
+                every process.
+            brokers: with `ready`, how many broker groups there have to be; None: those that are registered.
+        """
+        return self._run(cluster_health.health(self._mq, ready=ready, brokers=brokers))
+
+    async def ahealth(self, *, ready: bool = False, brokers: int | None = None) -> ClusterHealth:
+        """`health` for asyncio code."""
+        return await self._arun(cluster_health.health(self._mq, ready=ready, brokers=brokers))
 
     def explain_group(self, group: str, *, hang_after: float = HANG_SECONDS) -> GroupDiagnosis:
         """Return why a consumer group does not move, as one sentence with evidence.
