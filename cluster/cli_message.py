@@ -26,15 +26,12 @@ from raymq.client import (
     OutcomeUnknown,
     Producer,
     RayMQError,
-    ReceivedMessage,
     SendResult,
-    timestamps,
 )
-from raymq.client.body_display import display_body
 from raymq.client.timestamps import AS_TEXT, parse_duration
 from raymq.cluster.cli_context import Finder, Time, json_option
+from raymq.cluster.message_lines import message_line, readable_fields
 from raymq.cluster.output import (
-    escape_line_breaks,
     message_fields,
     print_fields,
     print_json,
@@ -267,7 +264,7 @@ def tail_topic(
         for message in messages if limit is None else islice(messages, limit):
             shown += 1
             if not as_json:
-                click.echo(_line(message))
+                click.echo(message_line(message))
             elif follow:
                 print_json(message_fields(message))
             else:
@@ -282,26 +279,6 @@ def tail_topic(
         )
 
 
-def _line(message: ReceivedMessage) -> str:
-    """Format a message on one line."""
-    where = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
-    about = [*([f"[{message.tags}]"] if message.tags else []), *message.keys]
-    shown = display_body(message.body, message.properties)
-    body = message.body.decode("utf-8", "backslashreplace") if shown.format in ("text", "bytes") else shown.text
-    return escape_line_breaks("  ".join([timestamps.shown(message.store_timestamp), where, *about, body]))
-
-
-def _readable_fields(message: ReceivedMessage) -> dict[str, Any]:
-    """Return the fields of a message for people: a body of a known format is decoded."""
-    fields, shown = message_fields(message), display_body(message.body, message.properties)
-    if shown.format in ("msgpack", "arrow"):
-        fields.pop("body", None)
-        fields.pop("body_base64", None)
-        rows = "" if shown.rows is None else f" of {shown.rows} rows"
-        return {**fields, f"body ({shown.format}{rows})": shown.text}
-    return fields
-
-
 @message_commands.command("get")
 @click.argument("message_id")
 @json_option
@@ -310,7 +287,7 @@ def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
     """Show the message with the id MESSAGE_ID (32 hex digits)."""
     with finder.connect() as mq, Admin(mq) as admin:
         message = admin.query_by_id(message_id)
-    print_fields(message_fields(message) if as_json else _readable_fields(message), as_json=as_json)
+    print_fields(message_fields(message) if as_json else readable_fields(message), as_json=as_json)
 
 
 @message_commands.command("trace")
@@ -328,7 +305,7 @@ def trace_message(finder: Finder, message_id: str, topic: str | None, as_json: b
     if as_json:
         print_json({**to_plain_data(found), "message": message_fields(found.message)})
         return
-    print_fields(_readable_fields(found.message), as_json=False)
+    print_fields(readable_fields(found.message), as_json=False)
     for title, rows in (
         ("stored", found.stored),
         ("consumed", found.consumed),
