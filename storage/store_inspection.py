@@ -134,19 +134,16 @@ def iter_records(
         report: collects the messages that are damaged; they are left out.
 
     Raises:
-        InvalidInput: it is no store directory, or has no such topic or queue.
+        InvalidInput: it is no store directory, or has no such topic.
     """
     _store_paths(directory)
     with Store.open(directory, read_only=True) as store:
-        topics = sorted(store.topics()) if topic is None else [topic]
-        if topic is not None and topic not in store.topics():
-            raise InvalidInput("topic", f"one of {', '.join(sorted(store.topics())) or 'no topic'}", topic)
-        for name in topics:
-            queues = sorted(store.queues(name)) if queue_id is None else [queue_id]
-            if queue_id is not None and topic is not None and queue_id not in store.queues(name):
-                raise InvalidInput("queue", f"one of {sorted(store.queues(name))}", queue_id)
-            for number in queues:
-                if number in store.queues(name):
+        known = {*store.topics(), *store.topic_configs.all()}
+        if topic is not None and topic not in known:
+            raise InvalidInput("topic", f"one of {', '.join(sorted(known))}", topic)
+        for name in sorted(store.topics()) if topic is None else [topic]:
+            for number in sorted(store.queues(name)):  # those that have ever had a message
+                if queue_id is None or number == queue_id:
                     yield from _of_queue(store, name, number, begin, report or DumpReport())
 
 

@@ -79,9 +79,8 @@ def test_dump_selects_messages(store: Path) -> None:
     assert [each["queue_offset"] for each in selected] == [35, 36, 37]
     assert dumped(str(store), "--topic", "other")[0]["body_base64"] == "/w=="
     assert '{"n": 39}' in run("dump", str(store), "--topic", "t", "--from", "39").stdout
-    for wrong in (["--topic", "none"], ["--topic", "t", "--queue", "9"]):
-        done = run("dump", str(store), *wrong)
-        assert done.exit_code == 1
+    assert dumped(str(store), "--topic", "t", "--queue", "9") == []
+    assert run("dump", str(store), "--topic", "none").exit_code == 1
     assert run("dump", str(store.parent / "none")).exit_code == 1
     assert run("inspect", str(store.parent / "none")).exit_code == 1
 
