@@ -303,7 +303,8 @@ def trace_message(finder: Finder, message_id: str, topic: str | None, as_json: b
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.trace_message(message_id, topic=topic)
     if as_json:
-        print_json({**to_plain_data(found), "message": message_fields(found.message)})
+        fields = {**to_plain_data(found), "message": message_fields(found.message)}
+        print_json(fields if found.not_asked else {name: each for name, each in fields.items() if name != "not_asked"})
         return
     print_fields(readable_fields(found.message), as_json=False)
     for title, rows in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -24,6 +25,8 @@ from raymq.storage.records.record import Record
 WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
 _PAGE: Final = 1_000
 _RECALL_SECONDS: Final = 10.0
+#: Stands for the timers where levels are counted.
+_TIMERS: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +67,29 @@ async def first(mq: Connection, topic: str | None, limit: int) -> FoundMessages[
 async def _of_broker(mq: Connection, broker: str, address: str, topic: str | None, limit: int) -> list[DelayedMessage]:
     """Return the messages of one broker that are due next, and one more than the limit if there are more.
 
-    Each delay level and the timers are in the order of their due times, but not all together, so every page is read.
+    Each delay level, and the timers, are in the order of their due times: of each only the first ones are read.
     """
-    found: dict[tuple[str | None, str, int], DelayedMessage] = {}
+    found: dict[tuple[str, str, int], DelayedMessage] = {}
+    counts = Counter[int]()
     begin: list[int] | None = None
     while True:
-        command = partial(delay_commands.delayed_command, topic, begin, _PAGE)
+        command = partial(delay_commands.delayed_command, topic, begin, min(_PAGE, limit + 1))
         answer = await fan_out.request_with_retry(mq, address, command, broker)
         records, begin = delay_commands.read_delayed(answer)
         for record, due_ms in records:
             # A message that is moved from a delay level to the timers is in both for a while.
             real = record.properties.get(properties.REAL_TOPIC, record.topic)
             found[record.unique_key or record.message_id, real, due_ms] = _delayed(record, broker, due_ms)
-        if len(found) > 2 * limit:
-            nearest = sorted(found.items(), key=lambda item: item[1].deliver_at)[: limit + 1]
-            found = dict(nearest)
+            counts[record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else _TIMERS] += 1
+        begin = delay_commands.skip_level(begin) if begin and counts[_part_of(begin)] > limit else begin
         if begin is None:
             return sorted(found.values(), key=lambda each: each.deliver_at)[: limit + 1]
+
+
+def _part_of(begin: list[int]) -> int:
+    """Return the delay level at which the next page begins, or `_TIMERS`."""
+    level = delay_commands.level_of(begin)
+    return _TIMERS if level is None else level
 
 
 def real_message(message: ReceivedMessage) -> ReceivedMessage:

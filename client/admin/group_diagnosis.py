@@ -20,6 +20,10 @@ from raymq.client.timestamps import format_duration
 HANG_SECONDS: Final = 30.0
 #: Dead letters that are older than this are not why the group does not move now.
 RECENT_SECONDS: Final = 600.0
+#: A group whose oldest unfinished message is younger keeps up.
+_BEHIND_SECONDS: Final = 5.0
+#: Pull consumers and Spark are no members; a commit of this time says that one of them runs.
+_COMMIT_SECONDS: Final = 60.0
 #: How many queues, messages or members one sentence names.
 _NAMED: Final = 3
 
@@ -153,9 +157,21 @@ class GroupFacts:
         return any(each.moves for each in self.queues)
 
     @property
-    def owned_by_paused(self) -> set[str]:
-        """Return the members that are paused."""
-        return {each.client_id for each in self.members if each.status is not None and each.status.paused}
+    def is_behind(self) -> bool:
+        """Return True if messages are left that are older than some seconds, or of unknown age."""
+        left = [each.now.oldest_unfinished_age for each in self.consumed_queues if each.now.lag]
+        return any(age is None or age > _BEHIND_SECONDS for age in left)
+
+    @property
+    def standing_queues(self) -> list[QueueFacts]:
+        """Return the queues in which messages are left and nothing was committed.
+
+        A message that was stored between the two moments does not count, and where other queues move, one does not
+        count that may only have to wait for its turn.
+        """
+        least = self.hang_seconds if self.moves else self.seconds
+        ages = ((each, each.now.oldest_unfinished_age) for each in self.consumed_queues if each.now.lag)
+        return [each for each, age in ages if not each.moves and (age is None or age > least)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +220,7 @@ def _unreachable_brokers(facts: GroupFacts) -> Iterator[_Finding]:
 
 
 def _no_member(facts: GroupFacts) -> Iterator[_Finding]:
-    commits = facts.moves or (facts.since_commit is not None and facts.since_commit < RECENT_SECONDS / 10)
+    commits = facts.moves or (facts.since_commit is not None and facts.since_commit < _COMMIT_SECONDS)
     if facts.members or facts.unreachable or commits:
         return
     waiting = facts.lag
@@ -239,14 +255,12 @@ def _forbidden(facts: GroupFacts) -> Iterator[_Finding]:
 
 
 def _paused(facts: GroupFacts) -> Iterator[_Finding]:
-    paused = facts.owned_by_paused
-    if not paused or facts.moves:
-        return
-    owned = [each for each in facts.consumed_queues if each.now.owner in paused and each.now.lag]
-    if owned or len(paused) == len(facts.members):
+    paused = sorted(each.client_id for each in facts.members if each.status is not None and each.status.paused)
+    owned = [each for each in facts.standing_queues if each.now.owner in paused]
+    if owned or (paused and len(paused) == len(facts.members)):
         yield _Finding(
-            f"{_plural(len(paused), 'member')} paused by the program: {_names(sorted(paused))}",
-            [f"queues of it: {_queues([each.queue for each in owned])}"] if owned else [],
+            f"{_plural(len(paused), 'member')} paused by the program: {_names(paused)}",
+            [f"its queues: {_queues([each.queue for each in owned])}"] if owned else [],
         )
 
 
@@ -288,12 +302,12 @@ def _hanging_calls(facts: GroupFacts) -> Iterator[_Finding]:
 
 
 def _ownerless_queues(facts: GroupFacts) -> Iterator[_Finding]:
-    if not facts.members or facts.pops or facts.moves:
+    if not facts.members or facts.pops or facts.broadcasts:
         return
     lost = [
         each
-        for each in facts.consumed_queues
-        if each.now.owner is None and each.now.lag and not each.queue.topic.startswith(RETRY_PREFIX)
+        for each in facts.standing_queues
+        if each.now.owner is None and not each.queue.topic.startswith(RETRY_PREFIX)
     ]
     if lost:
         yield _Finding(
@@ -338,7 +352,7 @@ def _failing_messages(facts: GroupFacts) -> Iterator[_Finding]:
 
 def _slow(facts: GroupFacts) -> Iterator[_Finding]:
     arriving, consuming = _rates(facts)
-    if facts.moves and facts.lag and arriving > consuming:
+    if facts.moves and facts.is_behind and arriving > consuming:
         yield _Finding(
             f"consumers are slower than producers: {arriving:,.1f} messages/s arrive, {consuming:,.1f} are consumed",
             ["more members (up to the number of queues), more threads, a larger batch_size or more queues help"],
@@ -347,7 +361,7 @@ def _slow(facts: GroupFacts) -> Iterator[_Finding]:
 
 def _catching_up(facts: GroupFacts) -> Iterator[_Finding]:
     arriving, consuming = _rates(facts)
-    if facts.moves and facts.lag and consuming > arriving:
+    if facts.moves and facts.is_behind and facts.lag and consuming > arriving:
         left = format_duration(facts.lag / (consuming - arriving))
         yield _Finding(
             f"the group catches up: {arriving:,.1f} messages/s arrive, {consuming:,.1f} are consumed",
@@ -372,21 +386,25 @@ def _excluding_filters(facts: GroupFacts) -> Iterator[_Finding]:
 
 
 def _standing(facts: GroupFacts) -> Iterator[_Finding]:
-    """Messages are left, and nothing moves."""
-    if not facts.lag or facts.moves:
+    """Find queues in which messages are left and nothing moves, for no other reason that is known."""
+    standing = facts.standing_queues
+    if not standing:
         return
-    running = [call for member in facts.members if member.status for call in member.status.calls]
-    if running:
-        longest = max(call.seconds for call in running)
+    queues = {each.queue for each in standing}
+    calls = [call for member in facts.members if member.status for call in member.status.calls if call.queue in queues]
+    if calls:
+        longest = max(call.seconds for call in calls)
         yield _Finding(
-            f"the listener works: {_plural(len(running), 'call')} running, the longest for {format_duration(longest)}"
+            f"the listener works: {_plural(len(calls), 'call')} running, the longest for {format_duration(longest)}"
         )
         return
-    in_flight = sum(each.now.in_flight or 0 for each in facts.consumed_queues)
     yield _Finding(
-        f"{facts.lag:,} messages wait, and nothing was committed within {format_duration(facts.seconds)}; why is not "
-        "known to the brokers",
-        [f"{in_flight:,} of them were given out", "consumer.health and the log of raymq.consumer say more"],
+        f"{sum(each.now.lag or 0 for each in standing):,} messages wait in {_queues(sorted(queues))}, and nothing was "
+        f"committed there within {format_duration(facts.seconds)}; why is not known to the brokers",
+        [
+            f"{sum(each.now.in_flight or 0 for each in standing):,} of them were given out",
+            "consumer.health and the log of raymq.consumer say more",
+        ],
     )
 
 

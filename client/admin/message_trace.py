@@ -12,7 +12,7 @@ from raymq.actors.naming import dlq_topic, retry_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import delay_commands
 from raymq.client import arguments
-from raymq.client.admin import delayed_requests, message_search, topic_requests
+from raymq.client.admin import dead_letter_requests, delayed_requests, message_search, topic_requests
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.requests import fan_out
@@ -255,17 +255,22 @@ class _Trace:
         return waiting.system_properties.get(properties.TIMER_OUT_MS) in set(withdrawn)
 
     async def _dead_letters(self, group: str, unique_key: str) -> list[DeadLetterCopy]:
-        return [
-            DeadLetterCopy(
-                group,
-                copy.message_id,
-                copy.queue,
-                copy.queue_offset,
-                copy.store_timestamp,
-                copy.system_properties.get(properties.DLQ_REASON, ""),
-            )
-            for copy in await self._copies(dlq_topic(group), unique_key)
-        ]
+        """Return the dead letters of a group that were not deleted."""
+        found = []
+        for copy in await self._copies(dlq_topic(group), unique_key):
+            deleted = await dead_letter_requests.deleted(self._mq, copy.queue)
+            if not dead_letter_requests.lies_in(deleted, copy.queue_offset):
+                found.append(
+                    DeadLetterCopy(
+                        group,
+                        copy.message_id,
+                        copy.queue,
+                        copy.queue_offset,
+                        copy.store_timestamp,
+                        copy.system_properties.get(properties.DLQ_REASON, ""),
+                    )
+                )
+        return found
 
 
 def state_with_retries(state: str, retries: Iterable[str]) -> str:

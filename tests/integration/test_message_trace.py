@@ -9,18 +9,22 @@ import msgpack
 import pyarrow as pa
 import pytest
 
+from raymq.actors.wire.commands import delay_commands
 from raymq.client import (
     Admin,
     Connection,
     ConsumeResult,
+    InvalidInput,
     Message,
     MessageNotFound,
     MessageQueue,
     NotRecallable,
     Producer,
     PushConsumer,
+    QueueNotFound,
     RecallStatus,
     SimpleConsumer,
+    TopicNotFound,
 )
 from raymq.client.push.listener import Retry
 from tests.integration.conftest import Services
@@ -34,7 +38,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 def trace(shell: Shell, message_id: str) -> dict[str, Any]:
     found: dict[str, Any] = shell.json("message", "trace", message_id)
-    assert found.keys() == {*("message", "stored", "consumed", "retries", "dead_letters", "redrives", "not_asked")}
+    assert found.keys() - {"not_asked"} == {*("message", "stored", "consumed", "retries", "dead_letters", "redrives")}
     return found
 
 
@@ -78,6 +82,8 @@ def test_trace_through_retries_dead_letters_and_redrive(shell: Shell, mq: Connec
     shown = shell.shown("message", "trace", sent.message_id)
     assert "dead letters:" in shown
     assert "ValueError: no such account" in shown
+    assert admin.dlq_delete("g") == 1
+    assert trace(shell, sent.message_id)["dead_letters"] == []
 
 
 def test_trace_of_waiting_retry(shell: Shell, mq: Connection, admin: Admin) -> None:
@@ -124,6 +130,11 @@ def test_delayed_messages_are_listed_and_recalled(shell: Shell, mq: Connection, 
     assert [each["body"] for each in shell.json("delay", "list", "--topic", "t")] == ["0", "1", "2"]
     assert [each["body"] for each in shell.json("delay", "list", "--topic", "t", "--limit", "1")] == ["0"]
     assert admin.delayed_messages("t", 2).truncated
+    for level in (3, 4):
+        for _ in range(3):
+            send(mq, Message("t", b"level", delay_level=level))
+    assert len(admin.delayed_messages("t", 2)) == 2
+    poll_until(lambda: len(admin.delayed_messages("t")) == 3, 20)
     assert not admin.delayed_messages("t", 3).truncated
     assert listed[1]["deliver_at"] == pytest.approx(due, abs=0.002)
     assert listed[1]["unique_key"] == timed[0].unique_key
@@ -166,3 +177,27 @@ def test_bodies_are_shown_decoded(shell: Shell, mq: Connection, admin: Admin) ->
     assert '{"a": 1}' in shell.shown("message", "get", packed.message_id)
     assert "body (arrow of 2 rows)" in shell.shown("message", "trace", arrow.message_id)
     assert "body_base64" in shell.json("message", "get", packed.message_id)
+
+
+@pytest.mark.parametrize("begin", [7, "x", [0, 1], [0, 1, "x"], [2, 0, 0], [0, 1, 1 << 63], [True, 0, 0]])
+def test_broker_refuses_wrong_positions(mq: Connection, services: Services, begin: Any) -> None:
+    command = delay_commands.delayed_command(None, None, 10)
+    command.fields["begin"] = begin
+    with pytest.raises(InvalidInput, match="a position that an answer has named"):
+        mq.run(mq.pool.request(services.brokers["broker-a"].address, command, 5.0))
+
+
+@pytest.mark.parametrize("begin", [[0, -5, 0], [0, 99, 0], [0, 1, 1 << 62], [1, 1 << 62, 0], [1, -1, -1]])
+def test_positions_behind_the_end_give_an_empty_page(mq: Connection, services: Services, begin: list[int]) -> None:
+    command = delay_commands.delayed_command(None, begin, 10)
+    answer = mq.run(mq.pool.request(services.brokers["broker-a"].address, command, 5.0))
+    assert delay_commands.read_delayed(answer) == ([], None)
+
+
+def test_states_of_unknown_queues_are_refused(mq: Connection, admin: Admin, services: Services) -> None:
+    for command, error in (
+        (delay_commands.message_states_command("none", 0, 0), TopicNotFound),
+        (delay_commands.message_states_command("t", 99, 0), QueueNotFound),
+    ):
+        with pytest.raises(error):
+            mq.run(mq.pool.request(services.brokers["broker-a"].address, command, 5.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
-from raymq.actors.broker.core.delay.delayed_messages import BEGIN, DelayedMessages
+from raymq.actors.broker.core.delay.delayed_messages import BEGIN, DelayedMessages, Position
 from raymq.actors.broker.core.groups.consume_stats import ConsumeStats
 from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.errors import InvalidInput
@@ -26,13 +26,9 @@ def handlers(context: BrokerContext) -> Commands:
     delayed = DelayedMessages(core.store, core.schedule, core.timers)
 
     def list_delayed(_: ServerConnection, request: Command) -> Steps[Command]:
-        topic, begin = request.fields.get("topic"), request.fields.get("begin")
-        position = BEGIN if begin is None else begin
-        if len(position) != len(BEGIN) or not all(type(each) is int for each in position):
-            raise InvalidInput("begin", "a position that an answer has named", begin)
+        topic, position = request.fields.get("topic"), _position(request.fields.get("begin"))
         most = min(_MAX_LISTED, max(1, int_field(request, "most")))
-        stage, first, second = position
-        page = yield from delayed.page_steps((stage, first, second), None if topic is None else str(topic), most)
+        page = yield from delayed.page_steps(position, None if topic is None else str(topic), most)
         return delayed_answer(request, page.records, page.due_ms, page.following)
 
     def states(_: ServerConnection, request: Command) -> Steps[Command]:
@@ -44,3 +40,14 @@ def handlers(context: BrokerContext) -> Commands:
         RequestCode.LIST_DELAYED: reads(coalescing_handler(list_delayed)),
         RequestCode.MESSAGE_STATES: reads(coalescing_handler(states)),
     }
+
+
+def _position(begin: object) -> Position:
+    """Return a position of a request; raise InvalidInput if it is none."""
+    if begin is None:
+        return BEGIN
+    if isinstance(begin, list | tuple) and len(begin) == len(BEGIN):
+        stage, first, second = begin
+        if all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in (stage, first, second)):
+            return stage, first, second
+    raise InvalidInput("begin", "a position that an answer has named", begin)

@@ -46,6 +46,17 @@ def read_delayed(answer: Command) -> tuple[list[tuple[Record, int]], list[int] |
     return found, None if following is None else read_list(following, lambda each: number(each, _LEAST))
 
 
+def level_of(begin: Sequence[int]) -> int | None:
+    """Return the delay level in which a page begins; None for the timers, which follow all levels."""
+    return begin[1] if begin[0] == 0 else None
+
+
+def skip_level(begin: Sequence[int]) -> list[int] | None:
+    """Return where the next delay level begins, or None after the timers."""
+    level = level_of(begin)
+    return None if level is None else [0, level + 1, 0]
+
+
 def message_states_command(topic: str, queue_id: int, offset: int) -> Command:
     """Return MESSAGE_STATES: request what each group has made of the message at an offset."""
     fields = {"topic": topic, "queue_id": queue_id, "offset": offset}

@@ -41,6 +41,9 @@ FACTS = GroupFacts("g", 2.0, [MEMBER], topics=TOPICS, queues=[DONE], retries=0, 
 CALL = CallStatus(QUEUE, 40.0)
 REPEATED = RepeatedMessage(QUEUE, 5, "AB", 7, "ValueError: no such account")
 
+OTHER = MessageQueue("orders", "broker-b", 0)
+MOVES = QueueFacts(OTHER, progress(5, 9, "m2"), progress(8, 9, "m2"))
+
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("nothing arrives", {}, "consumed everything, and nothing arrives", "orders has had no message for 2 min"),
     ("keeps up", {"queues": [queue((5, 5), (9, 9))]}, "the group keeps up", "lag: 0"),
@@ -167,7 +170,27 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "different subscriptions (seen at broker-a, broker-b)",
         "subscription_version",
     ),
-    ("stands", {"queues": [WAITING]}, "4 messages wait, and nothing was committed within 2 s", ""),
+    ("young", {"queues": [queue((5, 9), (7, 11), oldest_unfinished_age=1.0)]}, "the group keeps up", "lag: 4"),
+    ("just arrived", {"queues": [queue((5, 5), (5, 6), oldest_unfinished_age=0.5)]}, "the group keeps up", "lag: 1"),
+    (
+        "one queue without an owner",
+        {"queues": [queue((5, 9), (5, 9), owner=None), MOVES]},
+        "1 queue without an owner: orders broker-a/0",
+        "4 messages wait there",
+    ),
+    ("one queue stands", {"queues": [WAITING, MOVES]}, "4 messages wait in orders broker-a/0, and nothing was", ""),
+    (
+        "one queue is slow",
+        {"queues": [queue((5, 9), (5, 9), oldest_unfinished_age=20.0), MOVES]},
+        "the group catches up",
+        "",
+    ),
+    (
+        "stands",
+        {"queues": [WAITING]},
+        "4 messages wait in orders broker-a/0, and nothing was committed there within 2 s",
+        "",
+    ),
 ]
 
 
