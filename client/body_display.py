@@ -23,7 +23,7 @@ ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 MAX_DECODED_BYTES: Final = 1 << 20
 #: The rows of an Arrow body that are shown.
 _MAX_ROWS: Final = 100
-#: How deep a value may be nested, and how long its text may be.
+#: A decoded value whose text would be longer is shown undecoded.
 _MAX_CHARACTERS: Final = 4 << 20
 
 

@@ -185,9 +185,9 @@ async def _newest(mq: Connection, topic: str, stats: Mapping[MessageQueue, Queue
 async def _content(mq: Connection, group: str) -> Sequence[GroupContent]:
     """Return what each broker has of the group; empty if one of them does not say."""
     make = partial(wire_admin.delete_group_command, group, dead_letters=False, dry_run=True)
-    answers: Iterable[Command | RayMQError] = (await asking.request_all(mq, make)).values()
-    found = [wire_admin.read_group_content(answer) for answer in answers if isinstance(answer, Command)]
-    return found if len(found) == len(list(answers)) else []
+    answers = await asking.request_all(mq, make)
+    found = [wire_admin.read_group_content(answer) for answer in answers.values() if isinstance(answer, Command)]
+    return found if len(found) == len(answers) else []
 
 
 async def _newest_dead(mq: Connection, group: str) -> list[DeadLetterFacts]:
