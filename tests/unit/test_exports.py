@@ -45,6 +45,7 @@ PACKAGES = [
     "client.push",
     "client.requests",
     "cluster",
+    "cluster.bench",
     "cluster.doctor",
     "cluster.elastic",
     "configs",
