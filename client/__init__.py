@@ -28,7 +28,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus, TransactionOutcome
     from raymq.client.admin.admin import Admin
+    from raymq.client.admin.cluster_health import ClusterHealth
     from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
+    from raymq.client.admin.delayed_requests import DelayedMessage
+    from raymq.client.admin.group_diagnosis import GroupDiagnosis
+    from raymq.client.admin.message_trace import MessageTrace
     from raymq.client.admin.operation import Operation
     from raymq.client.connection import Connection
     from raymq.client.consumer_health import Health, RunningCall, SetAside
@@ -69,10 +73,12 @@ if TYPE_CHECKING:
     from raymq.client.requests.offset_requests import ConsumeFrom
     from raymq.client.results import (
         BrokerChange,
+        BrokerRoute,
         ClusterInfo,
         Election,
         FoundMessages,
         GroupDeletion,
+        GroupMemberInfo,
         GroupSummary,
         KeeperInfo,
         NameServerInfo,
@@ -83,6 +89,7 @@ if TYPE_CHECKING:
         SendResult,
         TableResult,
         TopicConfig,
+        TopicRates,
     )
 
 __all__ = [
@@ -90,18 +97,23 @@ __all__ = [
     "Attempt",
     "BrokerChange",
     "BrokerInfo",
+    "BrokerRoute",
     "BrokerUnavailable",
     "ClientClosed",
+    "ClusterHealth",
     "ClusterInfo",
     "Connection",
     "ConsumeFrom",
     "ConsumeResult",
     "Corruption",
     "DeadMessage",
+    "DelayedMessage",
     "Election",
     "ElectionFailed",
     "FoundMessages",
     "GroupDeletion",
+    "GroupDiagnosis",
+    "GroupMemberInfo",
     "GroupNotFound",
     "GroupSummary",
     "Health",
@@ -112,6 +124,7 @@ __all__ = [
     "MessageModel",
     "MessageNotFound",
     "MessageQueue",
+    "MessageTrace",
     "NameServerInfo",
     "NotRecallable",
     "NotStored",
@@ -146,6 +159,7 @@ __all__ = [
     "TopicConfig",
     "TopicExists",
     "TopicNotFound",
+    "TopicRates",
     "TraceEvent",
     "TraceState",
     "Transaction",
@@ -169,6 +183,10 @@ _NAMES = {
         "DeadMessage",
         "RedriveResult",
     ),
+    "raymq.client.admin.cluster_health": ("ClusterHealth",),
+    "raymq.client.admin.delayed_requests": ("DelayedMessage",),
+    "raymq.client.admin.group_diagnosis": ("GroupDiagnosis",),
+    "raymq.client.admin.message_trace": ("MessageTrace",),
     "raymq.client.admin.operation": ("Operation",),
     "raymq.client.connection": ("Connection",),
     "raymq.client.errors": (
@@ -224,9 +242,11 @@ _NAMES = {
     "raymq.client.results": (
         "FoundMessages",
         "BrokerChange",
+        "BrokerRoute",
         "ClusterInfo",
         "Election",
         "GroupDeletion",
+        "GroupMemberInfo",
         "GroupSummary",
         "KeeperInfo",
         "NameServerInfo",
@@ -237,6 +257,7 @@ _NAMES = {
         "SendResult",
         "TableResult",
         "TopicConfig",
+        "TopicRates",
     ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -103,6 +103,39 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicRates:
+    """The rates of a topic on one broker: means of the last minute, 0.0 after the broker's restart.
+
+    Attributes:
+        messages_per_second, bytes_per_second: stored; None if the broker does not answer.
+        delivered_per_second: the messages that each group received.
+    """
+
+    broker: str
+    messages_per_second: float | None
+    bytes_per_second: float | None
+    delivered_per_second: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRoute:
+    """One broker of a topic's route.
+
+    Attributes:
+        address: of its master; None while the broker is away.
+        permission: a sum of 4 (read) and 2 (write).
+        replicas: the addresses of the group's other members.
+    """
+
+    broker: str
+    address: str | None
+    read_queues: int
+    write_queues: int
+    permission: int
+    replicas: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class QueueProgress:
     """The progress of a group in a queue.
 
@@ -161,6 +194,26 @@ class GroupSummary:
     group: str
     members: int
     lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberInfo:
+    """A connected member of a consumer group.
+
+    Attributes:
+        address: of its connection to a broker.
+        queues: those that it fetched from last; empty for members that pop.
+        paused, calls, longest_call: whether its program has paused it, the number of running listener calls, and the
+            seconds of the longest of them; each None if the member does not report it.
+    """
+
+    client_id: str
+    address: str
+    language: str
+    queues: list[MessageQueue]
+    paused: bool | None
+    calls: int | None
+    longest_call: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,16 @@ from raymq.actors.protocol import Tls
 from raymq.client import RayMQError
 from raymq.cluster import cluster_file, cluster_file_check
 from raymq.cluster.bootstrap import Cluster, connect
+from raymq.cluster.cli_bench import bench_commands
 from raymq.cluster.cli_broker import broker_commands
 from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_config import config_commands
 from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.cli_delay import delay_commands
 from raymq.cluster.cli_dlq import dlq_commands
 from raymq.cluster.cli_doctor import doctor
 from raymq.cluster.cli_group import group_commands
+from raymq.cluster.cli_health import health
 from raymq.cluster.cli_message import message_commands
 from raymq.cluster.cli_metrics import metrics_commands
 from raymq.cluster.cli_outbox import outbox_commands
@@ -36,6 +39,7 @@ from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import topic_commands
 from raymq.cluster.cli_transaction import transaction_commands
 from raymq.cluster.cli_worker import worker
+from raymq.cluster.log_format import LogFormat
 from raymq.cluster.shell_remedies import in_shell_words
 
 ENTRY_POINTS = "raymq.commands"
@@ -78,6 +82,14 @@ class Commands(click.Group):
     "--tls-cert-file", envvar="RAYMQ_TLS_CERT_FILE", help="The client's certificate, if the cluster requires one."
 )
 @click.option("--tls-key-file", envvar="RAYMQ_TLS_KEY_FILE", help="Key of the client's certificate.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    envvar="RAYMQ_LOG_FORMAT",
+    default="text",
+    show_default=True,
+    help="Form of the log lines of `worker` and `cluster start`; json: one object per line.",
+)
 @click.version_option(package_name="raymq")
 @click.pass_context
 def main_group(
@@ -88,6 +100,7 @@ def main_group(
     tls_ca_file: str | None,
     tls_cert_file: str | None,
     tls_key_file: str | None,
+    log_format: LogFormat,
 ) -> None:
     """RayMQ: durable topics, retries, delays and dead letters on Ray."""
     if tls_ca_file is None and (tls_cert_file or tls_key_file):
@@ -96,7 +109,7 @@ def main_group(
     on_command_line = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if "address" in on_command_line and "name_servers" not in on_command_line:
         name_servers = None  # An option on the command line takes precedence over the environment.
-    ctx.obj = Finder(name_servers, namespace, address, tls, _connect)
+    ctx.obj = Finder(name_servers, namespace, address, tls, _connect, log_format=log_format)
 
 
 def _connect(finder: Finder) -> Cluster:
@@ -128,11 +141,14 @@ for _group in (
     message_commands,
     metrics_commands,
     outbox_commands,
+    delay_commands,
     dlq_commands,
     transaction_commands,
     store_commands,
     config_commands,
+    bench_commands,
     doctor,
+    health,
     worker,
 ):
     main_group.add_command(_group)

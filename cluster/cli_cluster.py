@@ -19,17 +19,27 @@ from typing import Any, Final
 
 import click
 import psutil
+from rich.console import Group
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.naming import host_resource, is_name_server_name
-from raymq.client import Admin, RayMQError
+from raymq.client import Admin, ClusterInfo, RayMQError
 from raymq.client.plain_data import to_plain_data
 from raymq.cluster import bootstrap, cluster_file
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cluster_file_check import verified_name_servers
 from raymq.cluster.detached_process import LogFile, await_process_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
-from raymq.cluster.output import broker_fields, broker_rows, print_fields, print_json, print_rows
+from raymq.cluster.log_format import formatter
+from raymq.cluster.output import (
+    broker_fields,
+    broker_rows,
+    print_fields,
+    print_json,
+    print_rows,
+    rows_table,
+)
+from raymq.cluster.watch import show, watch_option
 
 _POLL_SECONDS: Final = 0.1
 #: The seconds that an interrupted start may take to finish, and then its actors to stop.
@@ -83,9 +93,11 @@ def start_cluster(
     progress = logging.getLogger(bootstrap.__name__)
     progress.setLevel(logging.INFO)
     to_terminal = logging.StreamHandler()
+    to_terminal.setFormatter(None if finder.log_format == "text" else formatter(finder.log_format))
     progress.addHandler(to_terminal)
     log_file = None if log is None else LogFile(log)
     if log_file is not None:
+        log_file.setFormatter(formatter(finder.log_format))
         logging.getLogger().addHandler(log_file)
 
     def live(stop_requested: threading.Event, started: threading.Event) -> bool:
@@ -138,7 +150,8 @@ def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -
             f"a cluster runs in namespace {finder.namespace} already, in process {known.pid}",
             remedy="stop it: raymq cluster stop; or start this one with another --namespace and --root",
         )
-    command = ["--namespace", finder.namespace, "cluster", "start", "--json", "--log", str(log)]
+    in_form = [] if finder.log_format == "text" else ["--log-format", finder.log_format]
+    command = ["--namespace", finder.namespace, *in_form, "cluster", "start", "--json", "--log", str(log)]
     for name, value in options.items():
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
@@ -223,26 +236,33 @@ def host_resources(root: Path, mounted: bool) -> None:
 
 
 @cluster_commands.command("status")
+@watch_option
 @json_option
 @click.pass_obj
-def cluster_status(finder: Finder, as_json: bool) -> None:
+def cluster_status(finder: Finder, as_json: bool, watch: float | None) -> None:
     """Show the brokers, name servers and scheduler as they report now."""
     with finder.connect() as mq, Admin(mq) as admin:
-        info = admin.cluster_info()
-    brokers = [broker_fields(broker) for broker in info.brokers]
-    if as_json:
-        data = to_plain_data(info) | {"brokers": brokers}
-        if not info.keepers:  # A cluster with one replica per group has no keepers.
-            del data["keepers"]
-        print_json(data)
-        return
-    print_rows(broker_rows(brokers), as_json=False, empty="no broker")
-    print_rows([to_plain_data(server) for server in info.name_servers], as_json=False, empty="no name server")
-    if info.keepers:
-        keepers = [{"keeper": each.id, **to_plain_data(each)} for each in info.keepers]
-        columns = ("keeper", "state", "voter", "address", "pid")
-        print_rows([{name: each[name] for name in columns} for each in keepers], as_json=False, empty="")
-    print_rows([{"scheduler_pid": info.scheduler.pid, "lateness": info.scheduler.lateness}], as_json=False, empty="")
+        show(lambda: _status_fields(admin.cluster_info()), _status_tables, as_json=as_json, seconds=watch)
+
+
+def _status_fields(info: ClusterInfo) -> dict[str, Any]:
+    data: dict[str, Any] = to_plain_data(info) | {"brokers": [broker_fields(broker) for broker in info.brokers]}
+    if not info.keepers:  # A cluster with one replica per group has no keepers.
+        del data["keepers"]
+    return data
+
+
+def _status_tables(fields: dict[str, Any]) -> Group:
+    """Return the tables of a status for people."""
+    scheduler = fields["scheduler"]
+    columns = ("keeper", "state", "voter", "address", "pid")
+    keepers = [{"keeper": each["id"], **each} for each in fields.get("keepers", ())]
+    return Group(
+        rows_table(broker_rows(fields["brokers"]), "no broker"),
+        rows_table(fields["name_servers"], "no name server"),
+        *([rows_table([{name: each[name] for name in columns} for each in keepers])] if keepers else []),
+        rows_table([{"scheduler_pid": scheduler["pid"], "lateness": scheduler["lateness"]}]),
+    )
 
 
 @cluster_commands.command("leave")

@@ -14,7 +14,9 @@ import click
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import Tls
 from raymq.client import Admin, InvalidInput, timestamps
-from raymq.cluster.output import print_rows
+from raymq.cluster.log_format import LogFormat
+from raymq.cluster.output import print_rows, rows_table
+from raymq.cluster.watch import show, watch_option
 
 if TYPE_CHECKING:
     from raymq.cluster.bootstrap import Cluster
@@ -65,6 +67,7 @@ class Finder:
     tls: Tls | None
     connect_with: Callable[[Finder], Cluster]
     tracing: bool = False
+    log_format: LogFormat = "text"
 
     def refuse_addresses(self, command: str) -> None:
         """Raise a usage error if `command` needs Ray, but only addresses are given."""
@@ -97,12 +100,12 @@ class Finder:
 
 
 def admin_rows(
-    empty: str, *, table: Callable[[Rows], Rows] = lambda rows: rows
+    empty: str, *, table: Callable[[Rows], Rows] = lambda rows: rows, watch: bool = False
 ) -> Callable[[Callable[..., Rows]], Callable[..., None]]:
     """Decorate a function that receives an `Admin` and returns rows to print.
 
-    The command gets the option --json; it prints `empty` if there are no rows. `table` converts the rows to the form
-    for people.
+    The command gets the option --json, and --watch if `watch` is True; it prints `empty` if there are no rows. `table`
+    converts the rows to the form for people.
     """
 
     def decorate(ask: Callable[..., Rows]) -> Callable[..., None]:
@@ -110,10 +113,20 @@ def admin_rows(
         @click.pass_obj
         @wraps(ask)
         def command(finder: Finder, /, *, as_json: bool, **arguments: Any) -> None:
+            seconds = arguments.pop("watch", None)
             with finder.connect() as mq, Admin(mq) as admin:
-                rows = ask(admin, **arguments)
+                if seconds is None:
+                    rows = ask(admin, **arguments)
+                else:
+                    show(
+                        lambda: ask(admin, **arguments),
+                        lambda rows: rows_table(table(rows), empty),
+                        as_json=as_json,
+                        seconds=seconds,
+                    )
+                    return
             print_rows(rows if as_json else table(rows), as_json=as_json, empty=empty)
 
-        return command
+        return watch_option(command) if watch else command
 
     return decorate

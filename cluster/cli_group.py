@@ -7,9 +7,10 @@ from dataclasses import asdict
 import click
 
 from raymq.client import Admin, MessageQueue, QueueProgress, RayMQError
+from raymq.client.admin.group_diagnosis import HANG_SECONDS
 from raymq.client.timestamps import AS_TEXT
 from raymq.cluster.cli_context import Finder, Rows, Time, admin_rows, json_option
-from raymq.cluster.output import print_fields
+from raymq.cluster.output import escape_line_breaks, print_fields, print_json
 
 _topic = click.argument("topic")
 _dry_run = click.option("--dry-run", is_flag=True, help="Show the new offsets, and change nothing.")
@@ -20,11 +21,11 @@ _SUBSCRIBED = {True: "yes", False: "no: raymq group forget", None: None}
 
 @click.group("group")
 def group_commands() -> None:
-    """Show consumer groups, change their offsets, and delete them."""
+    """Show and explain consumer groups, change their offsets, and delete them."""
 
 
 @group_commands.command("list")
-@admin_rows("no group yet")
+@admin_rows("no group yet", watch=True)
 def list_groups(admin: Admin) -> Rows:
     """List the consumer groups of the cluster, with their members and their lag."""
     return [asdict(group) for group in admin.group_list()]
@@ -49,13 +50,47 @@ def _progress_table(rows: Rows) -> Rows:
 
 @group_commands.command("progress")
 @click.argument("name")
-@admin_rows("no queue", table=_progress_table)
+@admin_rows("no queue", table=_progress_table, watch=True)
 def group_progress(admin: Admin, name: str) -> Rows:
     """Show the progress of group NAME in each queue, and its missing topics."""
     progress = admin.group_progress(name)
     unknown = {"broker": None, "queue_id": None, **asdict(QueueProgress(None, None, None, None)), "missing": True}
     rows = [{**_queue_fields(queue), **asdict(found), "missing": False} for queue, found in progress.items()]
     return [*rows, *({"topic": topic, **unknown} for topic in progress.missing_topics)]
+
+
+@group_commands.command("members")
+@click.argument("name")
+@admin_rows("no member is connected", table=lambda rows: [{**row, "queues": len(row["queues"])} for row in rows])
+def group_members(admin: Admin, name: str) -> Rows:
+    """Show the connected members of group NAME: their queues and their listener calls.
+
+    Pull consumers and Spark are no members.
+    """
+    return [asdict(member) for member in admin.group_members(name)]
+
+
+@group_commands.command("why")
+@click.argument("name")
+@click.option(
+    "--hang-after",
+    type=float,
+    default=HANG_SECONDS,
+    show_default=True,
+    help="A listener call counts as hanging after this many seconds.",
+)
+@json_option
+@click.pass_obj
+def explain_group(finder: Finder, name: str, hang_after: float, as_json: bool) -> None:
+    """Say why group NAME does not move, with the evidence."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        found = admin.explain_group(name, hang_after=hang_after)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(escape_line_breaks(f"{found.group}: {found.verdict}"))
+    for line in found.evidence:
+        click.echo(f"  - {escape_line_breaks(line)}")
 
 
 @group_commands.command("reset")

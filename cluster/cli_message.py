@@ -26,18 +26,17 @@ from raymq.client import (
     OutcomeUnknown,
     Producer,
     RayMQError,
-    ReceivedMessage,
     SendResult,
-    timestamps,
 )
 from raymq.client.plain_data import to_plain_data
 from raymq.client.timestamps import AS_TEXT, parse_duration
 from raymq.cluster.cli_context import Finder, Time, json_option
+from raymq.cluster.message_lines import message_line, readable_fields
 from raymq.cluster.output import (
-    escape_line_breaks,
     message_fields,
     print_fields,
     print_json,
+    print_rows,
     warn_truncated,
 )
 from raymq.cluster.shell_remedies import in_shell_words
@@ -50,7 +49,7 @@ _MAX_UNDER_WAY: Final = 2_000
 
 @click.group("message")
 def message_commands() -> None:
-    """Send messages, follow a topic, get messages by id, find them by key."""
+    """Send messages, follow a topic, get, find and trace messages."""
 
 
 @message_commands.command("send")
@@ -265,7 +264,7 @@ def tail_topic(
         for message in messages if limit is None else islice(messages, limit):
             shown += 1
             if not as_json:
-                click.echo(_line(message))
+                click.echo(message_line(message))
             elif follow:
                 print_json(message_fields(message))
             else:
@@ -280,14 +279,6 @@ def tail_topic(
         )
 
 
-def _line(message: ReceivedMessage) -> str:
-    """Format a message on one line."""
-    where = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
-    about = [*([f"[{message.tags}]"] if message.tags else []), *message.keys]
-    body = message.body.decode("utf-8", "backslashreplace")
-    return escape_line_breaks("  ".join([timestamps.shown(message.store_timestamp), where, *about, body]))
-
-
 @message_commands.command("get")
 @click.argument("message_id")
 @json_option
@@ -296,7 +287,37 @@ def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
     """Show the message with the id MESSAGE_ID (32 hex digits)."""
     with finder.connect() as mq, Admin(mq) as admin:
         message = admin.query_by_id(message_id)
-    print_fields(message_fields(message), as_json=as_json)
+    print_fields(message_fields(message) if as_json else readable_fields(message), as_json=as_json)
+
+
+@message_commands.command("trace")
+@click.argument("message_id")
+@click.option("--topic", help="Where a unique key is searched; by default in all topics.")
+@json_option
+@click.pass_obj
+def trace_message(finder: Finder, message_id: str, topic: str | None, as_json: bool) -> None:
+    """Show what became of a message: its copies, what its groups have made of it, retries and dead letters.
+
+    MESSAGE_ID is a message id or a unique key.
+    """
+    with finder.connect() as mq, Admin(mq) as admin:
+        found = admin.trace_message(message_id, topic=topic)
+    if as_json:
+        fields = {**to_plain_data(found), "message": message_fields(found.message)}
+        print_json(fields if found.not_asked else {name: each for name, each in fields.items() if name != "not_asked"})
+        return
+    print_fields(readable_fields(found.message), as_json=False)
+    for title, rows in (
+        ("stored", found.stored),
+        ("consumed", found.consumed),
+        ("retries", found.retries),
+        ("dead letters", found.dead_letters),
+        ("redrives", found.redrives),
+    ):
+        click.echo(f"\n{title}:")
+        print_rows([to_plain_data(row) for row in rows], as_json=False, empty="  none")
+    if found.not_asked:
+        click.echo(f"not reachable, so their part is missing: {', '.join(found.not_asked)}", err=True)
 
 
 @message_commands.command("query")

@@ -12,6 +12,7 @@ import click
 
 from raymq.client.plain_data import to_plain_data
 from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.cli_store_content import dump, inspect
 from raymq.cluster.output import console, print_fields, print_json, print_rows
 from raymq.cluster.store_backup import backup_store, list_backups, restore_store, verify_backups
 from raymq.storage.backup.backup_progress import BackupProgress
@@ -27,7 +28,11 @@ _directory = click.argument("directory", type=click.Path(path_type=Path))
 
 @click.group("store")
 def store_commands() -> None:
-    """Back up, restore, verify and repair a broker's store directory."""
+    """Look into, back up, restore, verify and repair a broker's store directory."""
+
+
+for _command in (inspect, dump):
+    store_commands.add_command(_command)
 
 
 @store_commands.command("backup")

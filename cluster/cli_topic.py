@@ -48,13 +48,27 @@ def create_topic(
 
 @topic_commands.command("stats")
 @click.argument("name")
-@admin_rows("no queue")
-def topic_stats(admin: Admin, name: str) -> Rows:
-    """Show the offsets of each queue of topic NAME."""
+@click.option("--rates", is_flag=True, help="Show messages and bytes per second instead, means of the last minute.")
+@admin_rows("no queue", watch=True)
+def topic_stats(admin: Admin, name: str, rates: bool) -> Rows:
+    """Show the offsets of each queue of topic NAME, or with --rates its rates on each broker."""
+    if rates:
+        return [asdict(found) for found in admin.topic_rates(name)]
     return [
         {"broker": queue.broker, "queue_id": queue.queue_id, **asdict(found)}
         for queue, found in admin.topic_stats(name).items()
     ]
+
+
+@topic_commands.command("route")
+@click.argument("name")
+@admin_rows("no broker", table=lambda rows: [{**row, "replicas": " ".join(row["replicas"])} for row in rows])
+def topic_route(admin: Admin, name: str) -> Rows:
+    """Show the brokers of topic NAME: addresses, queues and permissions.
+
+    A broker without an address is away.
+    """
+    return [asdict(found) for found in admin.topic_route(name)]
 
 
 #: RocketMQ's number of each permission.

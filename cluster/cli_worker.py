@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import logging
@@ -14,17 +15,8 @@ import click
 from raymq.client import PushConsumer
 from raymq.client.push.listener import Listener
 from raymq.cluster.cli_context import Finder
-from raymq.cluster.shell_remedies import in_shell_words
-
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class WorkerLog(logging.Formatter):
-    """A formatter that replaces Python calls in the library's log lines with shell commands."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return in_shell_words(text) if record.name.startswith("raymq.") else text
+from raymq.cluster.health_server import HealthServer, consumer_liveness, consumer_readiness
+from raymq.cluster.log_format import formatter
 
 
 @click.command("worker")
@@ -60,6 +52,11 @@ class WorkerLog(logging.Formatter):
 @click.option(
     "--timeout", default=30.0, show_default=True, help="Seconds that running calls get when the worker stops."
 )
+@click.option(
+    "--health-port",
+    type=click.IntRange(0, 65_535),
+    help="Answer GET /healthz and /readyz on this port of all interfaces (0: any); 200 if well, else 503.",
+)
 @click.pass_obj
 def worker(
     finder: Finder,
@@ -69,6 +66,7 @@ def worker(
     topics: tuple[str, ...],
     timeout: float,
     tracing: bool,
+    health_port: int | None,
     **options: Any,
 ) -> None:
     """Call LISTENER of MODULE with messages until SIGTERM or Ctrl-C.
@@ -79,11 +77,18 @@ def worker(
     """
     call = load_listener(listener)
     to_terminal = logging.StreamHandler()
-    to_terminal.setFormatter(WorkerLog(_LOG_FORMAT))
+    to_terminal.setFormatter(formatter(finder.log_format))
     logging.basicConfig(handlers=[to_terminal])
     tag = options.pop("tag")
-    with dataclasses.replace(finder, tracing=tracing).connect() as mq:
+    with dataclasses.replace(finder, tracing=tracing).connect() as mq, contextlib.ExitStack() as stack:
         consumer = PushConsumer(mq, group, dict.fromkeys(topics, tag), call, **options)
+        if health_port is not None:
+            probes = {
+                "/healthz": lambda: consumer_liveness(consumer.health),
+                "/readyz": lambda: consumer_readiness(consumer.health),
+            }
+            server = stack.enter_context(HealthServer(health_port, probes))
+            click.echo(f"health: http://localhost:{server.port}/healthz and /readyz", err=True)
         click.echo(f"group {group} consumes {', '.join(topics)} with {listener}; Ctrl-C ends it", err=True)
         consumer.run(timeout)
     click.echo(f"group {group}: this consumer has left", err=True)

@@ -55,9 +55,9 @@ def cell(value: Any) -> Text:
 
 
 #: Fields with seconds since 1970, besides those that end in _timestamp.
-_TIMES: Final = frozenset({"dead_at", "kept_at", "made_at"})
+_TIMES: Final = frozenset({"dead_at", "deliver_at", "kept_at", "made_at"})
 #: Fields with time spans in seconds.
-_SPANS: Final = frozenset({"lateness", "age", "oldest_unfinished_age"})
+_SPANS: Final = frozenset({"lateness", "age", "oldest_unfinished_age", "longest_call"})
 
 
 def format_value(field: str, value: Any) -> Any:
@@ -71,6 +71,8 @@ def format_value(field: str, value: Any) -> Any:
         return timestamps.shown(value) if value else None
     if field in _SPANS:
         return timestamps.format_duration(value)
+    if field.endswith("_per_second"):
+        return f"{value:,.1f}"
     return f"{value:.1%}" if field.endswith("_ratio") else value
 
 
@@ -132,7 +134,11 @@ def body_preview(body: bytes) -> str:
 
     Bytes that are not UTF-8 are replaced.
     """
-    text = body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace")
+    return shortened(body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace"))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text for one column of a table."""
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
@@ -166,12 +172,19 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
     if not rows:
         click.echo(empty)
         return
+    console().print(rows_table(rows))
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], empty: str = "") -> Table | Text:
+    """Return rows with the same fields as a table, or the text `empty` if there are none."""
+    if not rows:
+        return Text(empty)
     table = Table(box=box.SIMPLE_HEAD)
     for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(cell(format_value(name, value)) for name, value in row.items()))
-    console().print(table)
+    return table
 
 
 def print_fields(fields: Mapping[str, Any], *, as_json: bool) -> None:

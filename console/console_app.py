@@ -58,6 +58,7 @@ _PAGES: Final[dict[str, PageHandler]] = {
     "/topics/{topic}": topic_pages.topic,
     "/groups": group_pages.group_list,
     "/groups/{group}": group_pages.group,
+    "/groups/{group}/why": group_pages.why,
     "/groups/{group}/dead-letters": dead_letter_pages.dead_letters,
     "/groups/{group}/redrives/{job}": dead_letter_pages.redrive_state,
     "/messages": message_pages.message_search,

@@ -8,10 +8,10 @@ from aiohttp import web
 
 from raymq.actors.naming import RETRY_PREFIX, dlq_topic
 from raymq.client import TopicNotFound
+from raymq.client.plain_data import to_plain_data
 from raymq.console.cluster_charts import group_charts
 from raymq.console.cluster_sampler import GroupFigures, group_figures
 from raymq.console.console_context import CONTEXT, ConsoleContext
-from raymq.console.diagnosis import explain_group
 from raymq.console.group_status import group_status
 from raymq.console.page_rendering import Page
 from raymq.console.paging import page_of
@@ -48,7 +48,7 @@ def _as_data(figures: GroupFigures | None) -> dict[str, Any]:
 
 
 async def group(request: web.Request) -> Page:
-    """Return one group: its queues with their owners, and why it does not move where the client can tell."""
+    """Return one group: its figures, and its queues with their owners."""
     context = request.app[CONTEXT]
     name = request.match_info["group"]
     progress = await context.admin.agroup_progress(name)
@@ -69,7 +69,6 @@ async def group(request: web.Request) -> Page:
         "missing_topics": progress.missing_topics,
         **queues.as_data(),
         "queues": queues.items,
-        "diagnosis": await explain_group(context.admin, name),
     }
     return Page(
         "group",
@@ -78,6 +77,13 @@ async def group(request: web.Request) -> Page:
         {"charts": group_charts(context.sampler.history, name, context.clock())},
         "groups",
     )
+
+
+async def why(request: web.Request) -> Page:
+    """Return why a group does not move; it takes about two seconds."""
+    name = request.match_info["group"]
+    found = await request.app[CONTEXT].admin.aexplain_group(name)
+    return Page("why", f"Why {name} moves or not", to_plain_data(found), section="groups")
 
 
 async def _dead_letters(context: ConsoleContext, group: str) -> int:

@@ -8,10 +8,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from raymq.client import ReceivedMessage
+from raymq.client.plain_data import to_plain_data
 from raymq.client.timestamps import parse_time
 from raymq.console.body_view import preview_body, view_body
 from raymq.console.console_context import CONTEXT
-from raymq.console.diagnosis import trace_message
 from raymq.console.page_rendering import Page
 
 _FOUND: Final = 64
@@ -58,10 +58,12 @@ def message_row(message: ReceivedMessage) -> dict[str, Any]:
 
 
 async def message(request: web.Request) -> Page:
-    """Return one message with its decoded body, and its whole life where the client can tell."""
+    """Return one message with its decoded body and its whole life."""
     context = request.app[CONTEXT]
     wanted = request.match_info["message_id"]
     found = await context.admin.aquery_by_id(wanted)
+    trace = to_plain_data(await context.admin.atrace_message(wanted))
+    del trace["message"]  # the page has it already
     data = {
         **message_row(found),
         "stored_in": found.queue.topic,
@@ -71,6 +73,6 @@ async def message(request: web.Request) -> Page:
         "properties": found.properties,
         "system_properties": found.system_properties,
         "body": view_body(found.body, found.properties),
-        "trace": await trace_message(context.admin, wanted),
+        "trace": trace,
     }
     return Page("message", f"Message {wanted}", data, section="messages")

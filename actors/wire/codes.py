@@ -149,7 +149,9 @@ class RequestCode(enum.IntEnum):
     FORGET_GROUP_TOPIC = 900_091
     DELETE_DEAD_LETTERS = 900_092
     DELETED_DEAD_LETTERS = 900_093
+    MESSAGE_STATES = 900_094
     LIST_TRANSACTIONS = 900_100
+    LIST_DELAYED = 900_110
 
 
 class ResponseCode(enum.IntEnum):

@@ -23,8 +23,8 @@ from raymq.client.admin import dead_letter_requests, election_requests, topic_re
 from raymq.client.admin import group_requests as admin_groups
 from raymq.client.admin import message_search as admin_messages
 from raymq.client.admin import topic_requests as admin_topics
-from raymq.client.admin.broker_changes import BrokerChanges
 from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
+from raymq.client.admin.inspection import Inspection
 from raymq.client.admin.operation import Operation
 from raymq.client.admin.topic_reader import ReadPosition
 from raymq.client.client_base import check_connection
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Admin(BrokerChanges):
+class Admin(Inspection):
     """A client that inspects and changes a cluster.
 
     Thread-safe; a context manager. A call that reaches no broker raises BrokerUnavailable.

@@ -140,7 +140,7 @@ async def read(
             page, offset = await _page(mq, queue, offset, most, skipped.entries)
             if not page:
                 break
-            messages = [message for message in page if not _lies_in(deleted_ranges, message.queue_offset)]
+            messages = [message for message in page if not lies_in(deleted_ranges, message.queue_offset)]
             for message in messages:
                 found = True
                 yield message
@@ -177,7 +177,7 @@ async def deleted(mq: Connection, queue: MessageQueue) -> list[tuple[int, int]]:
     return read_deleted(answer) if queue.queue_id == 0 else []
 
 
-def _lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
+def lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
     """Return True if an offset lies in one of these sorted ranges."""
     at = bisect_right(ranges, (offset, _BEHIND_ALL)) - 1
     return at >= 0 and offset < ranges[at][1]

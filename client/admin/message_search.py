@@ -49,9 +49,8 @@ async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
 
 async def by_unique_key(mq: Connection, topic: str, unique_key: str) -> ReceivedMessage:
     """Return the newest message with the unique key; see `Admin.query_by_unique_key`."""
-    found = await _query(mq, topic, unique_key, _COPIES)
-    matching = (message for message in found if message.unique_key == unique_key)
-    newest = next(matching, None)
+    found = await all_by_unique_key(mq, topic, unique_key)
+    newest = found[0] if found else None
     asking.report_skipped_brokers(
         f"a message of {topic} with the unique key", found.not_asked, found=newest is not None
     )
@@ -191,12 +190,16 @@ def _window(begin: float | datetime | None, end: float | datetime | None) -> tup
     return begin_ms, end_ms
 
 
-async def _query(mq: Connection, topic: str, unique_key: str, limit: int) -> FoundMessages[ReceivedMessage]:
+async def all_by_unique_key(mq: Connection, topic: str, unique_key: str) -> FoundMessages[ReceivedMessage]:
+    """Return the messages of a topic with the unique key, newest first, at most `_COPIES` of each broker.
+
+    Raise TopicNotFound, or the first error of a broker.
+    """
     check_topic(topic)
     arguments.text("unique_key", unique_key)
     route = await mq.routes.readable(topic)
     addresses, away = route.addresses, mq.routes.away(route)
-    command = partial(wire_query.query_command, topic, unique_key, 0, FAR_FUTURE_MS, limit, unique=True)
+    command = partial(wire_query.query_command, topic, unique_key, 0, FAR_FUTURE_MS, _COPIES, unique=True)
     answers = await asking.request_each(mq, addresses, command)
     empty = {broker for broker, answer in answers.items() if isinstance(answer, MessageNotFound)}
     answers = {broker: answer for broker, answer in answers.items() if broker not in empty}
@@ -206,4 +209,4 @@ async def _query(mq: Connection, topic: str, unique_key: str, limit: int) -> Fou
         for record in wire_query.read_records(answer)
     ]
     found.sort(key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True)
-    return FoundMessages(found, away)
+    return FoundMessages([message for message in found if message.unique_key == unique_key], away)

@@ -108,6 +108,11 @@ class Membership:
         #: again.
         self.owners: dict[MessageQueue, str] = {}
 
+    @property
+    def member(self) -> Member:
+        """Return the client as it describes itself to brokers."""
+        return self._member
+
     async def keep(self, succeeded: Callable[[], None]) -> None:
         """Send heartbeats to every broker until cancelled, and call `succeeded` after each round.
 

@@ -10,7 +10,6 @@ What is in it, in the order to read it:
     body_limits: how long a message body may be.
     ordered_queue_sender: send the batches of one queue one after the other.
     sent_results: turn the brokers' responses into results.
-    message_recall: withdraw delayed messages.
     transaction: messages that are visible when they are committed; transaction_responder: answers brokers' checks.
     traced_sends: make a span of each send.
     outbox, outbox_file: keep and send later the messages that no broker accepted.

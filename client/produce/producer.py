@@ -51,7 +51,6 @@ from raymq.client.produce.message_encoder import (
     packed_host,
     table_parts,
 )
-from raymq.client.produce.message_recall import encode_handles, handles_of, recall
 from raymq.client.produce.outbox_file import OutboxFile
 from raymq.client.produce.send_options import NO_OPTIONS, SendDefaults, SendOptions, checked_timeout
 from raymq.client.produce.send_pipeline import OUTBOX_SECONDS, PipelineOptions, SendPipeline
@@ -65,6 +64,7 @@ from raymq.client.produce.sent_results import (
     table_error,
 )
 from raymq.client.produce.traced_sends import TracedSends
+from raymq.client.requests.message_recall import encode_handles, handles_of, recall
 from raymq.client.results import SendResult, TableResult
 
 if TYPE_CHECKING:

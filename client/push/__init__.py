@@ -15,5 +15,6 @@ What is in it, in the order to read it:
     call_limits: rate limit and outages of calls.
     process_queue: which messages of a queue are not finished, and how many may be fetched ahead.
     offset_committer: commit offsets.
+    status_responder: answer an administrator's question what the consumer is doing.
     failures: why calls failed, for the message and for the log.
 """

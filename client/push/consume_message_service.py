@@ -269,6 +269,28 @@ class ConsumeMessageService:
             if run.started is not None and not run.ended
         ]
 
+    @property
+    def is_paused(self) -> bool:
+        """Return True between `pause` and `resume`."""
+        return self._caller.paused
+
+    def queues(self) -> list[ProcessQueue]:
+        """Return the queues with whose messages calls may begin."""
+        return [order.process for order in self._orders.values()]
+
+    def repeated_messages(self) -> list[ReceivedMessage]:
+        """Return the failed messages that ordered queues try again in place."""
+        if not self._settings.ordered:
+            return []
+        in_calls = [message for run in self._runs for message in run.messages[-run.last_size :] if not run.ended]
+        waiting = [
+            message
+            for order in self._orders.values()
+            if isinstance(order, OrderedDelivery)
+            for message in order.next_messages()
+        ]
+        return [message for message in [*in_calls, *waiting] if message.failure is not None]
+
     def expire_calls(self) -> None:
         """Count calls that run for longer than the consume time-out as failed.
 

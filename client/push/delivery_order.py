@@ -184,6 +184,12 @@ class OrderedDelivery:
         self._running, self._running_key = False, None
         self._count_parked()
 
+    def next_messages(self) -> list[ReceivedMessage]:
+        """Return the messages with which the next calls begin: the first ready one, and the first parked ones."""
+        first = self.process.first_ready
+        parked = [each.messages[0] for each in self._parked.values() if each.messages]
+        return parked if first is None else [first, *parked]
+
     def _count_parked(self) -> None:
         if self._parked or self.process.parked:
             self.process.parked = sum(len(parked.messages) for parked in self._parked.values())

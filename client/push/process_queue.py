@@ -142,6 +142,11 @@ class ProcessQueue:
         return len(self._ready)
 
     @property
+    def first_ready(self) -> ReceivedMessage | None:
+        """Return the message of the next listener call."""
+        return self._ready[0] if self._ready else None
+
+    @property
     def in_flight(self) -> int:
         """Return how many messages are fetched and not finished."""
         return len(self._in_flight)

@@ -52,6 +52,7 @@ from raymq.client.push.rebalance import (
     UnlockQueue,
 )
 from raymq.client.push.start_offsets import StartOffsets
+from raymq.client.push.status_responder import StatusResponder
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime
 
@@ -140,6 +141,7 @@ class PushConsumerEngine:
             offsets=self._offsets,
             owner=self,
         )
+        self._status = StatusResponder(self._membership.member, self.delivery)
         self._rebalance_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         #: The tasks that renew the membership and the locks while calls with messages of our queues run.
@@ -196,6 +198,7 @@ class PushConsumerEngine:
             self._membership.awaited_by_group,
         )
         self._mq.listen(self._pushed)
+        self._mq.listen(self._status)
         await self._share_out()
         keep, expiry = self.supervisor.keep, min(_TICK_SECONDS, self._settings.consume_timeout)
         beat = partial(self._membership.keep, partial(self.supervisor.succeeded, "heartbeat"))
@@ -218,6 +221,7 @@ class PushConsumerEngine:
         """
         deadline = time.monotonic() + timeout
         self._mq.unlisten(self._pushed)
+        self._mq.unlisten(self._status)
         self._fetcher.stop()
         for task in self._tasks:
             task.cancel()

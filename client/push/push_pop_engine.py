@@ -35,6 +35,7 @@ from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.message_leases import LeasedCall, MessageLease, MessageLeases
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.start_offsets import StartOffsets
+from raymq.client.push.status_responder import StatusResponder
 from raymq.client.requests.offset_requests import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime
 
@@ -124,6 +125,7 @@ class PushPopEngine:
             send_back=self._make_send_back(),
             on_room=lambda _: None,
         )
+        self._status = StatusResponder(self._pop_engine.membership.member, self.delivery)
         self._queues: dict[MessageQueue, _LeasedQueue] = {}
         #: Set when more messages may be popped than before.
         self._room = asyncio.Event()
@@ -151,6 +153,7 @@ class PushPopEngine:
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: the engine could not join.
         """
         await self._pop_engine.start()
+        self._mq.listen(self._status)
         await self._fix_starts()
         every, settings = self.supervisor.every, self._settings
         look_seconds = max(_LEAST_LOOK_SECONDS, min(_TICK_SECONDS, settings.lease / _LOOKS_PER_LEASE))
@@ -168,6 +171,7 @@ class PushPopEngine:
         """
         deadline = time.monotonic() + timeout
         self._stopping = True
+        self._mq.unlisten(self._status)
         for task in self._tasks:
             task.cancel()
         self.delivery.pause()

@@ -18,6 +18,7 @@ from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
 from tests.broker_crash import crash_broker
+from tests.integration.shell import Shell
 from tests.leading import start_leader
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ def admin(mq: Connection) -> Admin:
     made = Admin(mq)
     made.create_topic("t", queues=2)
     return made
+
+
+@pytest.fixture
+def shell(mq: Connection) -> Shell:
+    return Shell(mq)
 
 
 @pytest.fixture(scope="module")

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SimpleConsumer
 from raymq.cluster.cli import main_group
+from tests.integration.shell import Shell
 
 pytestmark = pytest.mark.integration
 
 QUEUE = MessageQueue("t", "broker-a", 0)
-
-
-class Shell:
-    """Runs commands against one cluster."""
-
-    def __init__(self, mq: Connection) -> None:
-        self._servers = ["--name-servers", ";".join(mq.name_servers)]
-
-    def json(self, *arguments: str) -> Any:
-        """Run a command with --json and return the single JSON value on stdout."""
-        done = CliRunner().invoke(main_group, [*self._servers, *arguments, "--json"], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    def shown(self, *arguments: str) -> str:
-        done = CliRunner().invoke(main_group, [*self._servers, *arguments], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def exit_code(self, *arguments: str) -> int:
-        return CliRunner().invoke(main_group, [*self._servers, *arguments]).exit_code
-
-
-@pytest.fixture
-def shell(mq: Connection) -> Shell:
-    return Shell(mq)
 
 
 def test_group_commands(shell: Shell, mq: Connection, admin: Admin) -> None:

@@ -47,6 +47,7 @@ PACKAGES = [
     "client.requests",
     "client.tracing",
     "cluster",
+    "cluster.bench",
     "cluster.doctor",
     "cluster.elastic",
     "configs",

@@ -22,6 +22,7 @@ from raymq.actors.wire.headers.admin_headers import (
     GetConsumeStats,
     GetTopicConfig,
     GetTopicStats,
+    QueryTopicConsumeByWho,
     ResetOffset,
     UpdateAndCreateTopic,
 )
@@ -120,6 +121,17 @@ def delete_topic_command(topic: str, *, from_broker: bool) -> Command:
 def topic_stats_command(topic: str) -> Command:
     """Return GET_TOPIC_STATS_INFO."""
     return GetTopicStats(topic).command()
+
+
+def groups_of_command(topic: str) -> Command:
+    """Return QUERY_TOPIC_CONSUME_BY_WHO."""
+    return QueryTopicConsumeByWho(topic).command()
+
+
+@protocol_checked
+def read_groups_of(answer: Command) -> list[str]:
+    """Return the groups that consume a topic, from an answer to QUERY_TOPIC_CONSUME_BY_WHO."""
+    return read_list(read_json_answer(answer)["groupList"], text)
 
 
 def consume_stats_command(group: str) -> Command:

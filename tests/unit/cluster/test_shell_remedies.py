@@ -20,8 +20,8 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.send_plan import SendPlan
-from raymq.cluster import cli_worker
 from raymq.cluster.cli import main_group
+from raymq.cluster.log_format import TextLog
 from raymq.cluster.shell_remedies import COMMANDS, in_shell_words
 
 
@@ -52,9 +52,9 @@ def test_missing_cluster_hint_names_the_start_command() -> None:
 def test_worker_log_uses_shell_commands() -> None:
     warning = logging.LogRecord("raymq.consumer", logging.WARNING, "", 1, str(topic_not_found("orders")), (), None)
     own = logging.LogRecord("shop", logging.WARNING, "", 1, 'Admin.create_topic("orders")', (), None)
-    log = cli_worker.WorkerLog("%(message)s")
+    log = TextLog()
     assert "`raymq topic create orders`" in log.format(warning)
-    assert log.format(own) == 'Admin.create_topic("orders")'
+    assert log.format(own).endswith('shop: Admin.create_topic("orders")')
 
 
 def test_other_text_stays_unchanged() -> None:

@@ -193,6 +193,21 @@ def test_manifests_are_valid_for_kubernetes(configs: Path, name: str) -> None:
         assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(each)] == []
 
 
+def test_kuberay_worker_is_probed_where_it_answers(configs: Path) -> None:
+    (made,) = documents(configs / "kuberay" / "worker.yaml")
+    known = schema("kubernetes-1.37.0.json.xz")
+    (pod,) = [name for name in known["$defs"] if name.endswith("PodTemplateSpec")]
+    validator = Draft7Validator({"$ref": f"#/$defs/{pod}", "$defs": known["$defs"]})
+    assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(made["spec"]["template"])] == []
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    port = container["args"][container["args"].index("--health-port") + 1]
+    assert container["ports"] == [{"containerPort": int(port), "name": "health"}]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+    helped = CliRunner().invoke(main_group, ["worker", "--help"]).output
+    assert [word for word in container["args"] if word.startswith("--") and word not in helped] == []
+
+
 @pytest.mark.parametrize("key", ["terminationGracePeriodSecond", "volume"])
 def test_kubernetes_validation_finds_unknown_keys(configs: Path, key: str) -> None:
     made = ray_cluster(configs)

@@ -112,15 +112,22 @@ class ScheduleMessageService:
                 count += max(0, end - max(low, self._begin(level)))
         return count
 
+    def bounds(self, level: int) -> tuple[int, int]:
+        """Return the offset of the first waiting message of a level, and the end of its queue.
+
+        Raise QueueNotFound if nothing was ever delayed by that level.
+        """
+        begin = max(self._low(level), self._begin(level))
+        return begin, self._store.max_offset(SCHEDULE_TOPIC, level - 1, written=True)
+
     def count_steps(self, topic: str) -> Steps[int]:
         """Return how many messages wait in all levels for a topic, in steps."""
         count = 0
         for level in self._due_times:
             try:
-                at, end = self._low(level), self._store.max_offset(SCHEDULE_TOPIC, level - 1, written=True)
+                at, end = self.bounds(level)
             except QueueNotFound:
                 continue
-            at = max(at, self._begin(level))
             while at < end:
                 yield None
                 try:

@@ -15,6 +15,7 @@ from raymq.actors.errors import GroupNotFound, InvalidInput, QueueNotFound, Stor
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.cooperative_steps import Steps
+from raymq.storage.tables.in_flight_messages import ExpiryReason
 
 #: How many queues one step handles;
 _QUEUES_AT_ONCE = 100
@@ -122,6 +123,40 @@ class ConsumeStats:
                     progress = self._of_queue(group, name, queue_id, owner)
                     found[MessageQueue(name, self._core.name, queue_id)] = progress
         return found
+
+    def message_states_steps(self, topic: str, queue_id: int, offset: int) -> Steps[dict[str, str]]:
+        """Return what each group that consumes a topic has made of the message at an offset, in steps.
+
+        The states are "finished", "in flight" (given out and not finished), "ready" (could be given out now, or will be
+        after those before it), "waiting" (its retry waits for its time) and "unknown" (the group never committed). A
+        filter that excludes the message is not considered.
+
+        Raises:
+            TopicNotFound, QueueNotFound: there is none.
+        """
+        self._core.bounds(topic, queue_id)
+        found: dict[str, str] = {}
+        for number, group in enumerate(self.groups_of(topic)):
+            if number and number % _QUEUES_AT_ONCE == 0:
+                yield None
+            found[group] = self._state(group, topic, queue_id, offset)
+        return found
+
+    def _state(self, group: str, topic: str, queue_id: int, offset: int) -> str:
+        committed = self._core.offsets.get(group, topic, queue_id)
+        if (unacked := self._core.pop.unacked(group, topic, queue_id)) is not None:
+            delivery = unacked.deliveries.get(offset)
+            if delivery is None:
+                return "finished" if offset < unacked.next_offset else "ready"
+            if delivery.visible_at_ms <= int(self._core.clock() * 1000):
+                return "ready"
+            return "waiting" if delivery.ending == ExpiryReason.FAILED else "in flight"
+        if committed is None:
+            return "unknown"
+        if offset < committed:
+            return "finished"
+        owner = self._groups.owners(group).get((topic, queue_id))
+        return "in flight" if owner is not None and offset < owner.position.offset else "ready"
 
     def messages_per_second(self, group: str, topics: list[str]) -> float:
         """Return the rate at which a group received messages of topics.
