@@ -199,7 +199,12 @@ class MetricsExporter:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if time.monotonic() - self._published_at >= PUBLISH_SECONDS / 2 or self._active is None:
-            self.publish()
+            if find_sink(sys.modules, is_forked=self._is_forked) == "ray":
+                # Thousands of series take Ray some 0.1 s, and the loop has to go on meanwhile.
+                with contextlib.suppress(RuntimeError):  # the program ends: no thread can be started
+                    threading.Thread(target=self.publish, name="raymq-metrics").start()
+            else:
+                self.publish()
         loop.call_later(PUBLISH_SECONDS, self._tick, loop)
 
     def _make_sink(self, name: str) -> MetricsSink:

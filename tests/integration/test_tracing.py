@@ -27,6 +27,7 @@ from raymq.client import (
     SimpleConsumer,
 )
 from raymq.client.connection import Connection
+from raymq.storage.records.record import encode_properties
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 from tests.recorded_spans import Spans, attributes, links, parent_id, recorded_spans, span_id, trace_id, traceparent
@@ -112,6 +113,24 @@ def test_one_trace_from_send_to_redrive(mode: str, traced: Connection, spans: Sp
     assert [event.name for event in first.events] == ["exception"]
     assert attributes(spans.named("retry t")[0])["raymq.failure"] == "ValueError: no such account"
     assert attributes(spans.named("dead_letter t")[0])["messaging.operation.type"] == "settle"
+
+
+@pytest.mark.parametrize("mode", ["queue", "pop"])
+def test_context_of_grpc_clients_is_kept_in_copies(mode: str, mq: Connection, traced: Connection, spans: Spans) -> None:
+    context = f"00-{1:032x}-{2:016x}-01"
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult | Retry:
+        return Retry(-1) if messages[0].reconsume_times else ConsumeResult.RECONSUME_LATER
+
+    message = Message("t", b"body")
+    message.__setstate__({"own_properties": encode_properties({"TRACE_CONTEXT": context})})
+    with Producer(mq, "p") as producer, PushConsumer(traced, "g", {"t": "*"}, listener, mode=mode):
+        producer.send(message)
+        spans.wait_for("dead_letter t")
+    (dead,) = Admin(traced).dlq_list("g")
+    assert dead.system_properties["TRACE_CONTEXT"] == context
+    assert {(trace_id(span), parent_id(span)) for span in spans.all()} == {(1, 2)}
+    assert len(spans.all()) == 4
 
 
 def test_failure_text_stays_out_of_spans(traced: Connection, spans: Spans) -> None:

@@ -123,3 +123,27 @@ def test_table_with_an_invalid_row_is_refused_before_any_part(bad: pa.Table) -> 
     """Otherwise the valid rows are stored, and stored again when the corrected table is sent."""
     with pytest.raises(InvalidInput):
         table_parts(bad, "t", body="b", keys="p", tags=None, properties=None, host="127.0.0.1")
+
+
+@pytest.mark.parametrize("tags", [None, "tag"])
+@pytest.mark.parametrize("properties", [None, "properties"])
+def test_rows_get_common_properties(tags: str | None, properties: str | None) -> None:
+    own = pa.array([[("a", "b"), ("traceparent", "own")], None, []], pa.map_(pa.string(), pa.string()))
+    table = pa.table({"b": [b"1", b"2", b"3"], "tag": ["x", None, "y"], "properties": own})
+    common = {"traceparent": "common", "tracestate": "s"}
+    (part,) = table_parts(
+        *(table, "t"), body="b", keys=None, tags=tags, properties=properties, host="10.0.0.1", common=common
+    )
+    for number, record in enumerate(decoded(part.records, part.sizes)):
+        found = record.properties
+        assert {name: found[name] for name in common} == common
+        assert found.get("a") == ("b" if properties and number == 0 else None)
+        assert record.tags == (table["tag"][number].as_py() if tags else None)
+
+
+def test_common_properties_are_left_out_of_rows_without_room() -> None:
+    own = pa.array([[("a", "b" * 31_000)], [("a", "b")]], pa.map_(pa.string(), pa.string()))
+    table = pa.table({"b": [b"1", b"2"], "p": own})
+    common = {"traceparent": "common"}
+    (part,) = table_parts(table, "t", body="b", keys=None, tags=None, properties="p", host="10.0.0.1", common=common)
+    assert ["traceparent" in record.properties for record in decoded(part.records, part.sizes)] == [False, False]
