@@ -9,7 +9,7 @@ What is in it, in the order to read it:
     console_context: what all pages share; page_rendering: a page as HTML or JSON; error_pages: errors with a remedy.
     overview_page, topic_pages, group_pages, message_pages, dead_letter_pages, delayed_page, transaction_pages.
     message_listing: the messages of a topic's page; body_view: bodies as text; group_status: a group in a word.
-    redrive_jobs: redrives in the background; diagnosis: explanations that the client may have.
+    redrive_jobs: redrives in the background; explanations: what the client can explain.
     svg_chart, cluster_charts: charts; form_fields, paging: what pages are asked with.
     event_streams: live figures and live tails; tail_window: what a live tail left out.
     templates, static: the pages' HTML, the style sheet, the script, and htmx.

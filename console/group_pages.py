@@ -11,7 +11,7 @@ from raymq.client import TopicNotFound
 from raymq.console.cluster_charts import group_charts
 from raymq.console.cluster_sampler import GroupFigures, group_figures
 from raymq.console.console_context import CONTEXT, ConsoleContext
-from raymq.console.diagnosis import explain_group
+from raymq.console.explanations import explain_group
 from raymq.console.group_status import group_status
 from raymq.console.page_rendering import Page
 from raymq.console.paging import page_of

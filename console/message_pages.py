@@ -11,7 +11,7 @@ from raymq.client import ReceivedMessage
 from raymq.client.timestamps import parse_time
 from raymq.console.body_view import preview_body, view_body
 from raymq.console.console_context import CONTEXT
-from raymq.console.diagnosis import trace_message
+from raymq.console.explanations import trace_message
 from raymq.console.page_rendering import Page
 
 _FOUND: Final = 64
