@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Self
 
+from raymq.actors.metrics.page_server import PageAnswer, PageServer
 from raymq.client import InvalidInput
 from raymq.client.consumer_health import Health
-
-#: A client that does not send its request within this time is disconnected.
-_REQUEST_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,51 +42,33 @@ def _details(health: Health) -> dict[str, Any]:
 
 
 class HealthServer:
-    """An HTTP server on a thread of its own; a context manager.
-
-    Args:
-        probes: by path, a function that any thread may call.
-        host: "" for all interfaces, where an orchestrator probes.
-    """
+    """An HTTP server on a thread of its own; a context manager."""
 
     def __init__(self, port: int, probes: Mapping[str, Callable[[], ProbeAnswer]], host: str = "") -> None:
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _REQUEST_SECONDS
+        """Listen at a port; 0 takes any free one.
 
-            def do_GET(self) -> None:
-                """Answer one probe."""
-                probe = probes.get(self.path.partition("?")[0])
-                if probe is None:
-                    self.send_error(404)
-                    return
-                answer = probe()
-                body = json.dumps({"ok": answer.ok, **answer.details}).encode()
-                self.send_response(200 if answer.ok else 503)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        Args:
+            probes: by path, a function that any thread may call.
+            host: "" for all interfaces, where an orchestrator probes.
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-                """Log nothing: probes come every few seconds."""
-
+        Raises:
+            InvalidInput: the port is taken.
+        """
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = PageServer(host, port, {path: partial(_page, probe) for path, probe in probes.items()})
         except (OSError, OverflowError) as error:
             raise InvalidInput("--health-port", "a free port", port, remedy="choose another one, or 0") from error
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="raymq-health", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """Return the port that it listens on."""
-        return int(self._server.server_address[1])
+        #: The port that it listens on.
+        self.port = self._server.port
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
+
+
+def _page(probe: Callable[[], ProbeAnswer], _: str) -> PageAnswer:
+    answer = probe()
+    body = json.dumps({"ok": answer.ok, **answer.details}).encode()
+    return PageAnswer(200 if answer.ok else 503, body, "application/json")

@@ -118,10 +118,6 @@ class AccessGuard:
         """Return True if this is the console's token."""
         return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())
 
-    def is_signed_in(self, facts: RequestFacts) -> bool:
-        """Return True if the request has the token, or a session."""
-        return self._has_bearer_token(facts) or self._sessions.get(facts.session) is not None
-
     def _check_site(self, facts: RequestFacts) -> Refusal | None:
         """Refuse what another site has sent, and names that another site's DNS may point here."""
         if _host_name(facts.host) not in self._hosts:

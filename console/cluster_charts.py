@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from markupsafe import Markup
 
 from raymq.client.timestamps import format_duration
 from raymq.console.figure_history import FigureHistory
 from raymq.console.page_rendering import rate_text
 from raymq.console.svg_chart import ChartLine, line_chart
+
+#: The distances of ticks in time, in seconds: whole seconds, minutes, hours and days.
+_SPANS: Final = (
+    *(0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_200.0, 1_800.0),
+    *(3_600.0, 7_200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0, 432_000.0),
+)
 
 
 def cluster_charts(history: FigureHistory, now: float) -> list[Markup]:
@@ -19,7 +27,11 @@ def cluster_charts(history: FigureHistory, now: float) -> list[Markup]:
         line_chart("Messages per second", rates, now, _rate),
         line_chart("Lag of all groups, messages", lag, now, _messages, tick=_count),
         line_chart(
-            "Age of the oldest waiting message", [ChartLine("age", history.points("age"))], now, format_duration
+            "Age of the oldest waiting message",
+            [ChartLine("age", history.points("age"))],
+            now,
+            format_duration,
+            steps=_SPANS,
         ),
         line_chart("Disk used", disks, now, _percent, top=1.0),
     ]
@@ -35,7 +47,11 @@ def group_charts(history: FigureHistory, group: str, now: float) -> list[Markup]
     return [
         line_chart("Lag, messages", [ChartLine("lag", history.points("lag", group))], now, _messages, tick=_count),
         line_chart(
-            "Age of the oldest waiting message", [ChartLine("age", history.points("age", group))], now, format_duration
+            "Age of the oldest waiting message",
+            [ChartLine("age", history.points("age", group))],
+            now,
+            format_duration,
+            steps=_SPANS,
         ),
         line_chart("Finished per second", [ChartLine("out", history.points("rate out", group))], now, _rate),
     ]

@@ -105,6 +105,8 @@ class ClusterSampler:
         self._groups_turn = SampleRotation(_GROUPS_PER_SAMPLE)
         self._rates: dict[tuple[str, str], CounterRate] = {}
         self._sampled = asyncio.Event()
+        #: The dead-letter topics that the last sample found.
+        self._dead_letter_topics: set[str] = set()
         self.newest = ClusterSample()
         self.history = FigureHistory()
 
@@ -130,10 +132,10 @@ class ClusterSampler:
                 await self._sample_topics(newest)
                 await self._sample_groups(newest)
             newest.error = None
+        except RayMQError as error:  # before TimeoutError, which some of them are, too
+            newest.error = str(error)
         except TimeoutError:
             newest.error = f"a sample took longer than {_SAMPLE_SECONDS:.0f} s; some figures are old"
-        except RayMQError as error:
-            newest.error = str(error)
         except Exception as error:  # noqa: BLE001 - the console goes on with the figures that it has
             _log.exception("a sample of the cluster failed")
             newest.error = repr(error)
@@ -213,9 +215,6 @@ class ClusterSampler:
             self.history.add(("disk", name), newest.at, broker.disk_ratio if is_known else None)
         known = {("topic", name) for name in newest.topic_names} | {("group", name) for name in newest.group_names}
         self._rates = {name: rate for name, rate in self._rates.items() if name in known}
-
-    #: The dead-letter topics that the last sample found.
-    _dead_letter_topics: frozenset[str] | set[str] = frozenset()
 
 
 def group_figures(progress: GroupProgress, rate_out: float | None, dead_letters: int | None, at: float) -> GroupFigures:

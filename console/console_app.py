@@ -25,7 +25,7 @@ from raymq.console import (
 from raymq.console.console_context import CONTEXT, ConsoleContext
 from raymq.console.error_pages import error_page, http_error_page, refusal_page, unexpected_page
 from raymq.console.form_fields import CSRF_FIELD, CSRF_HEADER, read_fields
-from raymq.console.page_rendering import HTMX, ICON, SCRIPT, STYLE, Page, answer
+from raymq.console.page_rendering import HTMX, ICON, SCRIPT, STYLE, Page, answer, prepare_templates
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ async def _static(request: web.Request) -> web.Response:
 async def _sampling(app: web.Application) -> AsyncIterator[None]:
     """Sample while the application runs; wait a little for the first sample, so that the first page has figures."""
     sampler = app[CONTEXT].sampler
+    prepare_templates()
     task = asyncio.create_task(sampler.run())
     if sampler.newest.at is None:
         await asyncio.wait([asyncio.create_task(sampler.wait_for_next())], timeout=_FIRST_SAMPLE_SECONDS)

@@ -83,9 +83,6 @@ class FigureHistory:
             if (series.newest_at or 0.0) < now - self._span:
                 del self._series[name]
 
-    def __len__(self) -> int:
-        return len(self._series)
-
 
 class CounterRate:
     """The rate of a counter between its last two readings."""

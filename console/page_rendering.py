@@ -105,6 +105,13 @@ def _frame(request: web.Request, context: ConsoleContext, page: Page) -> dict[st
     }
 
 
+def prepare_templates() -> None:
+    """Compile all templates, so that the first page is as quick as the others."""
+    environment = _environment()
+    for name in environment.list_templates():
+        environment.get_template(name)
+
+
 def _json_url(request: web.Request) -> str:
     path = "/overview" if request.rel_url.raw_path == "/" else request.rel_url.raw_path
     query = request.rel_url.raw_query_string

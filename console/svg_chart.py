@@ -42,6 +42,7 @@ def line_chart(
     shown: Callable[[float], str],
     *,
     tick: Callable[[float], str] | None = None,
+    steps: Sequence[float] | None = None,
     top: float | None = None,
 ) -> Markup:
     """Return a chart of the last hour with its title and the newest values.
@@ -49,6 +50,7 @@ def line_chart(
     Args:
         shown: writes a value with its unit.
         tick: writes a value of the vertical axis, if not as `shown`.
+        steps: the distances of ticks to choose from; None: round decimal numbers.
         top: the upper end of the vertical axis; None: as the values need it.
     """
     values = [value for line in lines for _, value in line.points if value is not None]
@@ -56,7 +58,7 @@ def line_chart(
         (line.name, "unknown" if not line.points or line.points[-1][1] is None else shown(line.points[-1][1]))
         for line in lines
     ]
-    ticks = axis_ticks(max(values, default=0.0) if top is None else top)
+    ticks = axis_ticks(max(values, default=0.0) if top is None else top, steps)
     drawn = [*_grid(ticks, tick or shown), *_time_axis()]
     for index, line in enumerate(lines):
         drawn += _line(line.points, now, ticks[-1], index % _COLOURS)
@@ -100,13 +102,14 @@ def trend_line(points: Sequence[Point], now: float, label: str) -> Markup:
     )
 
 
-def axis_ticks(highest: float) -> list[float]:
+def axis_ticks(highest: float, steps: Sequence[float] | None = None) -> list[float]:
     """Return the values of the vertical axis, from 0 on, at round distances; the last is at least `highest`."""
     if highest <= 0:
         return [0.0, 1.0]
     rough = highest / 4
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * (1 - 1e-9))
+    decimal = [factor * size for factor in (1, 2, 2.5, 5, 10)]
+    step = next(each for each in [*(steps or ()), *decimal] if each >= rough * (1 - 1e-9))
     count = math.ceil(highest / step - 1e-9)
     return [step * index for index in range(count + 1)]
 

@@ -85,7 +85,6 @@ class Shop:
         self.producer = Producer(mq, "checkout")
         for topic, queues in TOPICS.items():
             self.admin.create_topic(topic, queues=queues)
-        self.delayed: list[SendResult] = []
 
     def trade(self, orders: int) -> None:
         """Send orders and what belongs to them."""
@@ -93,6 +92,7 @@ class Shop:
             self._number += 1
             self.producer.send(order(self._number, self._rng))
             self.producer.send(payment(self._number))
+        self.producer.send(invoice(self._number))
         clicks = [
             Message("clickstream", f"GET /item/{self._rng.randrange(900)} 200".encode()) for _ in range(3 * orders)
         ]
@@ -139,7 +139,7 @@ class Shop:
         for minutes in (8, 25, 90, 60 * 24):
             body = json.dumps({"mail": "reminder", "in_minutes": minutes}).encode()
             message = Message("invoices", body, keys=[f"reminder-{minutes}"], deliver_at=time.time() + 60 * minutes)
-            self.delayed.append(self.producer.send(message))
+            self.producer.send(message)
 
     def leave_transactions_open(self) -> None:
         """Begin transactions whose producer never decides."""

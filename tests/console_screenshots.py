@@ -31,7 +31,7 @@ from tests.polling import poll_until
 SAMPLES = 120
 SAMPLE_SECONDS = 30.0
 #: What group shipping may have left when a sample is taken.
-LEFT = 4
+LEFT = 0
 WIDTHS = {"wide": 1280, "narrow": 360}
 
 

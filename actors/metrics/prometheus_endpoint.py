@@ -10,27 +10,21 @@ unless the configuration says otherwise.
 
 from __future__ import annotations
 
-import errno
-import logging
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.metrics.metric_family import MetricFamily, MetricsSnapshot
+from raymq.actors.metrics.page_server import PageAnswer, PageServer
 from raymq.storage.histogram import Histogram
 
-#: A fixed port that is taken, as by another broker of the machine, is followed by this many others.
-_PORTS: Final = 32
-#: A client that has begun a request has to complete it within this time.
-_REQUEST_SECONDS: Final = 10.0
+#: If a fixed port is taken, as by another broker of the machine, so many after it are tried.
+_FURTHER_PORTS: Final = 31
 _PAGE: Final = (
     "RayMQ: /metrics /healthz /readyz\n"
     "There is no access control yet: whoever reaches this port can read the names of all topics and groups.\n"
 )
-_log = logging.getLogger(__name__)
 
 
 class Readiness(NamedTuple):
@@ -70,15 +64,29 @@ class PrometheusEndpoint:
         """
         check_installed()
         from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
 
         self._collect = collect
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        self._server = _bind(host, port, _handler(self._registry, health))
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+
+        def metrics(accept: str) -> PageAnswer:
+            encode, kind = choose_encoder(accept)
+            return PageAnswer(200, encode(registry), kind)
+
+        def ready(_: str) -> PageAnswer:
+            is_ready, reason = health()
+            return PageAnswer(200, b"ok\n") if is_ready else PageAnswer(503, f"{reason}\n".encode())
+
+        pages = {
+            "/metrics": metrics,
+            "/healthz": lambda _: PageAnswer(200, b"ok\n"),
+            "/readyz": ready,
+            "/": lambda _: PageAnswer(200, _PAGE.encode()),
+        }
+        self._server = PageServer(host, port, pages, _FURTHER_PORTS)
         #: The address "host:port".
-        self.address = "{}:{}".format(f"[{host}]" if ":" in host else host, self._server.server_port)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="raymq-metrics", daemon=True)
-        self._thread.start()
+        self.address = "{}:{}".format(f"[{host}]" if ":" in host else host, self._server.port)
 
     def collect(self) -> Iterator[Any]:
         """Return the metrics in the form of prometheus_client."""
@@ -88,8 +96,7 @@ class PrometheusEndpoint:
 
     def close(self) -> None:
         """Close the port; requests in progress are not waited for."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def as_prometheus(family: MetricFamily, labels: dict[str, str]) -> Any:
@@ -107,63 +114,3 @@ def as_prometheus(family: MetricFamily, labels: dict[str, str]) -> Any:
         else:
             metric.add_metric(all_values, sample)
     return metric
-
-
-def _handler(registry: Any, health: Callable[[], Readiness]) -> type[BaseHTTPRequestHandler]:
-    """Return the class that answers the requests."""
-    from prometheus_client.exposition import choose_encoder
-
-    class Handler(BaseHTTPRequestHandler):
-        """Answers one connection."""
-
-        timeout = _REQUEST_SECONDS
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/metrics":
-                encode, kind = choose_encoder(self.headers.get("Accept", ""))
-                self._send(200, encode(registry), kind)
-            elif path == "/healthz":
-                self._send(200, b"ok\n")
-            elif path == "/readyz":
-                ready, reason = health()
-                self._send(200 if ready else 503, b"ok\n" if ready else f"{reason}\n".encode())
-            elif path == "/":
-                self._send(200, _PAGE.encode())
-            else:
-                self._send(404, b"not found: /metrics /healthz /readyz\n")
-
-        def _send(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the name of the base class
-            _log.debug(format, *arguments)
-
-    return Handler
-
-
-class _Server(ThreadingHTTPServer):
-    """A server whose threads end with the process."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        import socket
-
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
-
-
-def _bind(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
-    for each in range(port, port + _PORTS) if port else (0,):
-        try:
-            return _Server((host, each), handler)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or each == port + _PORTS - 1 or not port:
-                raise
-    raise AssertionError("the last port raises its error")

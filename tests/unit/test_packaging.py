@@ -28,7 +28,11 @@ NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
 #: Distributions whose import name differs from their own name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "opentelemetry": "opentelemetry-api"}
 #: Dependencies that are used if they are installed.
-OPTIONAL = {"urllib3", "uvloop", "raymq-native", "prometheus-client", "opentelemetry-api"}
+OPTIONAL = {"urllib3", "uvloop", "raymq-native", "prometheus-client", "opentelemetry-api"} | {
+    "aiohttp",
+    "jinja2",
+    "markupsafe",
+}
 OPTIONAL_EXTRAS = {"etcd", "uvloop", "native", "prometheus", "console", "otel"}
 PYTHONS = ["3.11", "3.12", "3.13"]
 #: Each lock file, with the extra of its Spark version.
@@ -164,9 +168,12 @@ def test_lock_file_has_hashes_and_no_host(repository: Path, lock: str) -> None:
 def test_every_import_is_a_declared_dependency(repository: Path, project: dict[str, Any]) -> None:
     base = {canonicalize_name(Requirement(text).name) for text in project["project"]["dependencies"]}
     spark = {canonicalize_name(Requirement(text).name) for text in project["project"]["optional-dependencies"]["spark"]}
+    extras = project["project"]["optional-dependencies"]
+    console = {canonicalize_name(Requirement(text).name) for text in extras["console"]}
     for folder in packaged_folders(project):
         knows_spark = folder.startswith(("spark_bridge", "demo"))
         allowed = base | OPTIONAL | (spark | {"py4j"} if knows_spark else set())
+        allowed |= console if folder == "console" else set()
         for path in (repository / folder).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

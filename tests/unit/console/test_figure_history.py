@@ -39,7 +39,6 @@ def test_history_drops_series_that_ended() -> None:
     assert history.names("lag") == [("lag", "here")]
     assert history.points("lag", "gone") == []
     assert history.newest("lag", "gone") is None
-    assert len(history) == 1
 
 
 def test_rate_is_unknown_before_the_second_reading_and_after_a_step_back() -> None:

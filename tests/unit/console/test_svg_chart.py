@@ -38,6 +38,13 @@ def test_axis_has_round_ticks_that_cover_the_values(highest: float, ticks: list[
     assert axis_ticks(highest) == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(
+    ("highest", "ticks"), [(110.0, [0.0, 30.0, 60.0, 90.0, 120.0]), (1e9, [0.0, 2.5e8, 5e8, 7.5e8, 1e9])]
+)
+def test_axis_of_times_has_whole_units(highest: float, ticks: list[float]) -> None:
+    assert axis_ticks(highest, (1.0, 10.0, 30.0, 60.0)) == pytest.approx(ticks)
+
+
 def test_chart_has_axis_labels_units_and_the_last_value() -> None:
     figure = chart(ChartLine("lag", [(NOW - 10, 5.0), (NOW - 5, 7.0)]))
     assert {"0 msg", "8 msg", "60 min ago", "now"} <= set(texts(figure))
