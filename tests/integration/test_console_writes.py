@@ -253,7 +253,7 @@ def test_delayed_messages_are_listed_and_recalled(mq: Connection, console: Conso
     assert timers[0]["recall_handle"] == sent["recall_handle"]
     assert console.post_json("/delayed/recall", {"handle": later.recall_handle})["status"] == "WITHDRAWN"
     assert "Withdrawn" in console.post("/delayed/recall", {"handle": later.recall_handle}).text
-    assert console.post("/delayed/recall", {"handle": "x"}).status == 400
+    assert console.post("/delayed/recall", {"handle": "x"}).status == 404, "no handle, and no message has that id"
     assert console.post("/delayed/recall", {"handle": ""}).status == 400
 
 

@@ -28,7 +28,10 @@ NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
 #: Distributions whose import name differs from their own name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "opentelemetry": "opentelemetry-api"}
 #: Dependencies that are used if they are installed.
-OPTIONAL = {"urllib3", "uvloop", "raymq-native", "prometheus-client", "opentelemetry-api"} | {
+OPTIONAL = {
+    *("urllib3", "uvloop", "raymq-native", "prometheus-client", "opentelemetry-api"),
+    *("aiohttp", "jinja2", "markupsafe"),
+}
     "aiohttp",
     "jinja2",
     "markupsafe",
