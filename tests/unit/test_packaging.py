@@ -32,10 +32,6 @@ OPTIONAL = {
     *("urllib3", "uvloop", "raymq-native", "prometheus-client", "opentelemetry-api"),
     *("aiohttp", "jinja2", "markupsafe"),
 }
-    "aiohttp",
-    "jinja2",
-    "markupsafe",
-}
 OPTIONAL_EXTRAS = {"etcd", "uvloop", "native", "prometheus", "console", "otel"}
 PYTHONS = ["3.11", "3.12", "3.13"]
 #: Each lock file, with the extra of its Spark version.
