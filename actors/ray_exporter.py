@@ -10,12 +10,17 @@ stores it: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`; `hist
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 from ray.util import metrics
 
 from raymq.actors.metrics.metric_family import LabelValues, MetricFamily, MetricsSnapshot
 from raymq.storage.histogram import Histogram
+
+#: A gauge that has not changed is set again after so many calls of `publish`, every 5 s.
+_REPEAT_CALLS: Final = 3
+#: A series that was not published for so many calls, an hour, is forgotten.
+_FORGET_CALLS: Final = 720
 
 
 class RayExporter:
@@ -23,11 +28,18 @@ class RayExporter:
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}
-        #: What was counted so far, by name and labels.
-        self._counted: dict[tuple[str, LabelValues], float] = {}
+        #: By name and labels, what was counted or set last, and in which call of `publish`.
+        self._last: dict[tuple[str, LabelValues], tuple[float, int]] = {}
+        self._calls = 0
 
     def publish(self, snapshot: MetricsSnapshot) -> None:
-        """Set all gauges, and count what was counted since the last call."""
+        """Set all gauges that have changed, and count what was counted since the last call.
+
+        One value costs Ray some 50 us, so a gauge that has not changed is set again in every third call only.
+        """
+        self._calls += 1
+        if self._calls % _FORGET_CALLS == 0:
+            self._last = {key: last for key, last in self._last.items() if last[1] > self._calls - _FORGET_CALLS}
         constant, values = tuple(snapshot.labels), tuple(snapshot.labels.values())
         for family in snapshot.families:
             labels = (*constant, *family.labels)
@@ -47,13 +59,17 @@ class RayExporter:
         elif family.kind == "counter":
             self._count(name, family.help, labels, values, sample)
         else:
-            self._metric(metrics.Gauge, name, family.help, labels).set(sample, dict(zip(labels, values, strict=True)))
+            before, called = self._last.get((name, values), (None, 0))
+            if sample != before or self._calls - called >= _REPEAT_CALLS:
+                self._last[name, values] = sample, self._calls
+                tags = dict(zip(labels, values, strict=True))
+                self._metric(metrics.Gauge, name, family.help, labels).set(sample, tags)
 
     def _count(self, name: str, text: str, labels: LabelValues, values: LabelValues, count: float) -> None:
-        before = self._counted.get((name, values), 0.0)
+        before, _ = self._last.get((name, values), (0.0, 0))
+        self._last[name, values] = count, self._calls
         more = count - before if count >= before else count  # a counter that began again
         if more > 0:
-            self._counted[name, values] = count
             self._metric(metrics.Counter, name, text, labels).inc(more, dict(zip(labels, values, strict=True)))
 
     def _metric(self, kind: type[Any], name: str, text: str, labels: LabelValues) -> Any:
