@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,8 +16,8 @@ from raymq.storage.histogram import Histogram
 class Recorded:
     """Records what is set or counted, by name and tags."""
 
-    calls: Counter[str] = Counter()
-    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    calls: ClassVar[Counter[str]] = Counter()
+    values: ClassVar[dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
 
     def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] = ()) -> None:
         self.name, self.keys = name, tag_keys
