@@ -20,8 +20,8 @@ TOP_PACKAGES = {
     "client": {"storage", "actors", "client"},
     "spark_bridge": {"storage", "actors", "client", "spark_bridge"},
     "cluster": {"storage", "actors", "client", "cluster"},
-    # A client of the cluster for browsers; of the Spark bridge it imports only the decoder of Arrow bodies.
-    "console": {"storage", "actors", "client", "spark_bridge", "console"},
+    # A client of the cluster for browsers.
+    "console": {"storage", "actors", "client", "console"},
     # A program on top of all packages, not a library: nothing imports it.
     "demo": {"storage", "client", "cluster", "spark_bridge", "demo"},
     "configs": set(),
@@ -107,7 +107,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     ),
     "console": (
         *("client", "actors.errors", "actors.naming", "actors.protocol", "actors.recall_handle"),
-        *("storage.errors", "storage.records.property_names", "spark_bridge.arrow_body"),
+        *("storage.errors", "storage.records.property_names"),
     ),
 }
 #: Packages of the client for one task each; none imports another one, except push, which may import pop.
