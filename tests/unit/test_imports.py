@@ -19,7 +19,8 @@ TOP_PACKAGES = {
     "actors": {"storage", "actors"},
     "client": {"storage", "actors", "client"},
     "spark_bridge": {"storage", "actors", "client", "spark_bridge"},
-    "cluster": {"storage", "actors", "client", "cluster"},
+    # It starts the console where a configuration has it, and imports it within functions only.
+    "cluster": {"storage", "actors", "client", "console", "cluster"},
     # A client of the cluster for browsers.
     "console": {"storage", "actors", "client", "console"},
     # A program on top of all packages, not a library: nothing imports it.
@@ -207,6 +208,8 @@ def violations(modules: Mapping[str, str]) -> list[str]:
                 with_ray.add(name)
             if top == "raymq":
                 parts = each.name.split(".")
+                if folder == "cluster" and parts[1:2] == ["console"] and each.at_import:
+                    found.append(f"{where}: only a function of cluster may import the console")
                 lazily_from_cluster = folder == "cluster" and each.dynamic and within(each.name, "raymq.spark_bridge")
                 if len(parts) < 2 or parts[1] not in TOP_PACKAGES:
                     found.append(f"{where}: no such room")
@@ -368,6 +371,7 @@ def test_checker_accepts_valid_imports() -> None:
         ("raymq.client.message", "from raymq.client import Message", "a circle"),
         ("raymq.spark_bridge.demo", "from raymq.cluster import demo", "spark_bridge must not know cluster"),
         ("raymq.cluster.demo", "from raymq.spark_bridge import SparkBridge", "cluster must not know spark_bridge"),
+        ("raymq.cluster.demo", "from raymq.console import console_server", "only a function of cluster may import"),
         ("raymq.datasets.make", "import raymq.storage", "datasets must not know storage"),
     ],
 )  # fmt: skip
