@@ -27,7 +27,9 @@ from raymq.actors.protocol import BrokerSpec, CoordinatorSpec, KeeperSpec, NameS
 from raymq.actors.scheduler_actor import Scheduler
 
 __all__ = [
+    "BINDING_RESOURCE",
     "broker_name",
+    "detached_options",
     "make_broker",
     "make_coordinator",
     "make_keeper",
@@ -44,10 +46,11 @@ _PRODUCER_CALLS = 1_000
 #: Threads for commands that arrive through the actor instead of the socket; each may block a thread for a second.
 _INVOKE_THREADS = 32
 #: Enough of a resource to bind an actor to its node, and little enough for thousands of actors.
-_TRACE = 0.001
+BINDING_RESOURCE = 0.001
 
 
-def _options(name: str, namespace: str, resources: dict[str, float] | None = None) -> dict[str, Any]:
+def detached_options(name: str, namespace: str, resources: dict[str, float] | None = None) -> dict[str, Any]:
+    """Return the options of a named actor that outlives its driver and is restarted."""
     return {
         "name": name,
         "namespace": namespace,
@@ -63,7 +66,7 @@ def _options(name: str, namespace: str, resources: dict[str, float] | None = Non
 
 def make_name_server(spec: NameServerSpec, namespace: str, resource: str) -> Any:
     """Start (or find) a name server on the machine that has `resource`."""
-    options = _options(name_server_name(spec.index), namespace, {resource: _TRACE})
+    options = detached_options(name_server_name(spec.index), namespace, {resource: BINDING_RESOURCE})
     return ray.remote(NameServer).options(**options).remote(spec)
 
 
@@ -71,7 +74,7 @@ def make_keeper(spec: KeeperSpec, namespace: str, resource: str) -> Any:
     """Start (or find) a keeper on the machine that has `resource` and its file."""
     from raymq.actors.keeper_actor import Keeper  # most clusters have none
 
-    options = _options(keeper_name(spec.number), namespace, {resource: _TRACE})
+    options = detached_options(keeper_name(spec.number), namespace, {resource: BINDING_RESOURCE})
     return ray.remote(Keeper).options(**options).remote(spec)
 
 
@@ -83,22 +86,22 @@ def make_broker(spec: BrokerSpec, namespace: str, resource: str) -> Any:
     threads = {INVOKE_GROUP: _INVOKE_THREADS}
     actor = ray.remote(concurrency_groups=threads)(Broker)  # type: ignore[call-overload] # missing in Ray's types
     name = replica_name(spec.name, spec.replica)
-    return actor.options(**_options(name, namespace, {resource: _TRACE})).remote(spec)
+    return actor.options(**detached_options(name, namespace, {resource: BINDING_RESOURCE})).remote(spec)
 
 
 def make_coordinator(spec: CoordinatorSpec) -> Any:
     """Start (or find) the cluster's coordinator, on any machine."""
     from raymq.actors.coordinator_actor import Coordinator  # most clusters have none
 
-    return ray.remote(Coordinator).options(**_options(COORDINATOR_NAME, spec.cluster)).remote(spec)
+    return ray.remote(Coordinator).options(**detached_options(COORDINATOR_NAME, spec.cluster)).remote(spec)
 
 
 def make_scheduler(spec: SchedulerSpec) -> Any:
     """Start (or find) the cluster's scheduler, on any machine."""
-    return ray.remote(Scheduler).options(**_options(SCHEDULER_NAME, spec.namespace)).remote(spec)
+    return ray.remote(Scheduler).options(**detached_options(SCHEDULER_NAME, spec.namespace)).remote(spec)
 
 
 def make_producer(spec: ProducerSpec, namespace: str) -> Any:
     """Start (or find) the shared producer of a group, on any machine."""
-    options = {**_options(producer_name(spec.group), namespace), "max_concurrency": _PRODUCER_CALLS}
+    options = {**detached_options(producer_name(spec.group), namespace), "max_concurrency": _PRODUCER_CALLS}
     return ray.remote(Producer).options(**options).remote(spec)

@@ -166,6 +166,7 @@ SPARK_NODE_PREFIX = "raymq_spark_"
 
 SCHEDULER_NAME = "scheduler"
 COORDINATOR_NAME = "coordinator"
+CONSOLE_NAME = "console"
 _PRODUCER_PREFIX = "producer:"
 
 

@@ -47,7 +47,7 @@ _MAX_TRIES: Final = 4
 _RAY: Final = "ray::"
 _IDLE: Final = "ray::IDLE"
 _BROKER: Final = re.compile(r"ray::Broker\b")
-_OURS: Final = re.compile(r"ray::(Broker|NameServer|Keeper|Scheduler|Coordinator|Producer)\b")
+_OURS: Final = re.compile(r"ray::(Broker|NameServer|Keeper|Scheduler|Coordinator|Producer|Console)\b")
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ What is in it, in the order to read it:
     tracing: OpenTelemetry spans; receiving_client: what consumers with a receive call share.
     client_metrics, metrics_exporter: the counts of all clients, and where they are published.
     bulk: reads and writes of whole tables, for Spark; task_connection: the connection of a Ray or Spark task.
+    body_display: bodies as text for people; arrow_body: bodies that are Arrow streams, checked and decoded.
 
 The path of a message:
     produce.producer checks it, produce.message_encoder encodes its record, and produce.batcher gathers records.

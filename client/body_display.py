@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgpack
-import pyarrow as pa
+
+from raymq.client.arrow_body import read_arrow_table
 
 CONTENT_TYPE: Final = "content-type"
 JSON_TYPE: Final = "application/json"
@@ -22,9 +24,18 @@ ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 #: A longer body is not decoded.
 MAX_DECODED_BYTES: Final = 1 << 20
 #: The rows of an Arrow body that are shown.
-_MAX_ROWS: Final = 100
+MAX_ROWS: Final = 100
 #: A decoded value whose text would be longer is shown undecoded.
 _MAX_CHARACTERS: Final = 4 << 20
+#: The most lists and maps within each other; deeper values are shown undecoded.
+_MAX_DEPTH: Final = 100
+_ARROW_START: Final = b"\xff\xff\xff\xff"
+#: The first bytes of msgpack's lists and maps. Nearly any bytes are msgpack, so nothing else is taken for it.
+_MSGPACK_STARTS: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+#: Characters that do not occur in text for people.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
+
+Format = Literal["json", "msgpack", "arrow", "text", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,64 +43,128 @@ class DisplayedBody:
     """A body in the form for people.
 
     Attributes:
-        format: "json", "msgpack", "arrow", "text" or "bytes".
-        text: the body as text; base64 for "bytes".
-        value: the decoded value of JSON types; None for text and bytes.
-        rows: the number of rows of an Arrow body, of which `value` has the first 100.
+        text: the body as text: JSON if it was decoded, base64 for "bytes".
+        rows: the number of rows of an Arrow body, of which `text` has the first `MAX_ROWS`.
+        note: why the body is not shown as its content type says; "" if it is.
     """
 
-    format: str
+    format: Format
     text: str
-    value: Any = None
     rows: int | None = None
+    note: str = ""
 
 
-def display_body(body: bytes, properties: Mapping[str, str] | None = None) -> DisplayedBody:
+def display_body(
+    body: bytes,
+    properties: Mapping[str, str] | None = None,
+    *,
+    indent: int | None = None,
+    max_bytes: int = MAX_DECODED_BYTES,
+) -> DisplayedBody:
     """Return a body in the form for people, decoded as its property `content-type` says.
 
-    A body without that property is decoded if it is a JSON object or list.
+    A body without that property is decoded if it begins as a JSON or msgpack list or map, or as an Arrow stream does.
+
+    Args:
+        indent: the indentation of JSON text; None: on one line.
+        max_bytes: a longer body is not decoded.
     """
-    content_type = ((properties or {}).get(CONTENT_TYPE) or "").partition(";")[0].strip().lower()
-    found = None
-    if len(body) <= MAX_DECODED_BYTES:
+    named = ((properties or {}).get(CONTENT_TYPE) or "").partition(";")[0].strip().lower()
+    expected = _BY_TYPE.get(named) if named else _recognized(body)
+    note = ""
+    if expected is not None and len(body) <= max_bytes:
         try:
-            if content_type == MSGPACK_TYPE:
-                found = _decoded("msgpack", msgpack.unpackb(body, raw=False, strict_map_key=False, timestamp=3))
-            elif content_type == ARROW_TYPE:
-                found = _arrow(body)
-            elif content_type == JSON_TYPE or body.lstrip()[:1] in (b"{", b"["):
-                found = _decoded("json", json.loads(body))
+            value, rows = _DECODERS[expected](body)
+            return DisplayedBody(expected, _json_text(value, indent), rows)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, the body is shown as it is
-            found = None
-    return _undecoded(body) if found is None else found
+            note = f"the content type is {named}, but the body is not {NAMES[expected]} that can be shown"
+    elif expected is not None:
+        note = "too large to be decoded here"
+    text = read_text(body)
+    note = note if named else ""
+    if text is None:
+        return DisplayedBody("bytes", base64.b64encode(body).decode("ascii"), note=note)
+    return DisplayedBody("text", text, note=note)
 
 
-def _decoded(kind: str, value: Any, rows: int | None = None) -> DisplayedBody | None:
-    """Return a decoded value with its JSON text; None if the text would be too long."""
-    plain = json.loads(text) if len(text := _text(value)) <= _MAX_CHARACTERS else None
-    return None if plain is None and value is not None else DisplayedBody(kind, text, plain, rows)
+def read_text(body: bytes, *, is_cut: bool = False) -> str | None:
+    """Return the text of bytes that are UTF-8 without control characters, else None.
+
+    Args:
+        is_cut: the last character may be incomplete.
+    """
+    for missing in range(4 if is_cut else 1):
+        try:
+            text = body[: len(body) - missing].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        return None if _CONTROL.search(text) else text
+    return None
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_as_json)
+def _recognized(body: bytes) -> Format | None:
+    """Return the format of a body without a content type by its first bytes."""
+    if body.lstrip()[:1] in (b"{", b"["):
+        return "json"
+    if body.startswith(_ARROW_START):
+        return "arrow"
+    return "msgpack" if body and body[0] in _MSGPACK_STARTS else None
 
 
-def _as_json(value: object) -> str:
-    """Return a value that JSON has no type for, such as bytes or a time, as text."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode("ascii")
-    return str(value)
+def _json(body: bytes) -> tuple[Any, None]:
+    return json.loads(body.decode("utf-8")), None
 
 
-def _arrow(body: bytes) -> DisplayedBody | None:
-    with pa.ipc.open_stream(body) as reader:
-        table = reader.read_all()
-    table.validate(full=True)  # the bytes may be anyone's
-    return _decoded("arrow", table.slice(0, _MAX_ROWS).to_pylist(), table.num_rows)
+def _msgpack(body: bytes) -> tuple[Any, None]:
+    # By default, no length within may exceed that of the body.
+    return msgpack.unpackb(body, strict_map_key=False, timestamp=3), None
 
 
-def _undecoded(body: bytes) -> DisplayedBody:
-    try:
-        return DisplayedBody("text", body.decode("utf-8"))
-    except UnicodeDecodeError:
-        return DisplayedBody("bytes", base64.b64encode(body).decode("ascii"))
+def _arrow(body: bytes) -> tuple[Any, int]:
+    table = read_arrow_table(body)
+    return table.slice(0, MAX_ROWS).to_pylist(), table.num_rows
+
+
+#: The formats as people write them.
+NAMES: Final[Mapping[str, str]] = {"json": "JSON", "msgpack": "msgpack", "arrow": "Arrow"}
+_BY_TYPE: Final[Mapping[str, Format]] = {JSON_TYPE: "json", MSGPACK_TYPE: "msgpack", ARROW_TYPE: "arrow"}
+_DECODERS: Final[Mapping[str, Callable[[bytes], tuple[Any, int | None]]]] = {
+    "json": _json,
+    "msgpack": _msgpack,
+    "arrow": _arrow,
+}
+
+
+def _json_text(value: Any, indent: int | None) -> str:
+    """Return a value as JSON text; raise ValueError if it is too deep or the text too long."""
+    if _depth(value) > _MAX_DEPTH:
+        raise ValueError("too deep")
+    text = json.dumps(_plain(value), indent=indent, ensure_ascii=False, default=str)
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError("too long")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # JSON may have half a surrogate pair
+
+
+def _depth(value: Any) -> int:
+    """Return how deep lists and maps are nested; it stops below the limit."""
+    depth, level = 0, [value]
+    while level and depth <= _MAX_DEPTH:
+        depth += 1
+        level = [
+            item
+            for each in level
+            if isinstance(each, list | tuple | dict)
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]
+    return depth
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with text keys, and with bytes as base64."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return f"base64:{base64.b64encode(value).decode('ascii')}"
+    return value

@@ -1,4 +1,4 @@
-"""Keep the counts of a process's clients, and turn them into series of metrics.
+"""Keep the counts of a process's clients, and turn them into metrics.
 
 The counts of clients of one kind and group are added up, and outlive the clients, so that they never decrease. Hot
 paths add to plain attributes (`raymq.actors.sending.send_counts` says why that needs no lock);
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, islice
-from typing import Final, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final, Protocol, TypeVar, cast
 
+from raymq.actors.metrics.metric_family import MetricFamily
 from raymq.actors.sending.send_counts import LATENCY_BOUNDS, SendCounts, TopicSends
 from raymq.client.fork_hooks import register_child_reset
+from raymq.storage.histogram import Histogram
 
 #: The most series of one process. Further topics and groups are counted together as `OTHER`.
 MAX_SERIES: Final = 5_000
@@ -27,47 +29,8 @@ PUSH_CONSUMER: Final = "push_consumer"
 SIMPLE_CONSUMER: Final = "simple_consumer"
 
 
-class Family(NamedTuple):
-    """A metric. A counter's name is without `_total`, which exporters add."""
-
-    name: str
-    kind: str
-    help: str
-    tags: tuple[str, ...]
-
-
 _TAGS: Final = ("client", "group", "topic")
 _OUTCOME: Final = (*_TAGS, "outcome")
-SENDS: Final = Family("raymq_client_sends", "counter", "Sends of single messages and of batches, by outcome.", _OUTCOME)
-MESSAGES: Final = Family("raymq_client_sent_messages", "counter", "Messages of the sends, by outcome.", _OUTCOME)
-RETRIES: Final = Family("raymq_client_send_retries", "counter", "Further tries of sends.", _TAGS)
-LATENCY: Final = Family(
-    "raymq_client_send_seconds", "histogram", "Duration of stored sends with all their tries.", _TAGS
-)
-CALLS: Final = Family("raymq_client_listener_calls", "counter", "Calls of listeners that have ended.", _TAGS)
-CALLED: Final = Family("raymq_client_listener_messages", "counter", "Messages of ended calls of listeners.", _TAGS)
-FAILURES: Final = Family("raymq_client_listener_failures", "counter", "Messages on which listeners failed.", _TAGS)
-CALL_SECONDS: Final = Family("raymq_client_listener_seconds", "counter", "Duration of calls of listeners.", _TAGS)
-LOST: Final = Family(
-    "raymq_client_lease_losses", "counter", "Leases of messages that ended before their outcome was stored.", _TAGS
-)
-ISOLATED: Final = Family(
-    "raymq_client_isolated_brokers", "gauge", "Brokers that producers avoid now.", ("client", "group")
-)
-BUFFERED: Final = Family(
-    "raymq_client_buffered_messages", "gauge", "Gathered messages without a response (linger).", ("client", "group")
-)
-FAMILIES: Final = (
-    *(SENDS, MESSAGES, RETRIES, LATENCY, CALLS, CALLED, FAILURES, CALL_SECONDS, LOST, ISOLATED, BUFFERED),
-)
-
-
-class Series(NamedTuple):
-    """One series: the values of the family's tags, and a number, or (the buckets' counts, their sum)."""
-
-    family: Family
-    tags: tuple[str, ...]
-    value: float | tuple[tuple[int, ...], float]
 
 
 class ConsumeCounts:
@@ -85,6 +48,8 @@ class ConsumeCounts:
 
 
 Counts = TopicSends | ConsumeCounts
+#: The kind of client, its group and the topic.
+Tags = tuple[str, str, str]
 _C = TypeVar("_C", TopicSends, ConsumeCounts)
 
 
@@ -102,7 +67,7 @@ class ClientMetrics:
 
     def __init__(self, max_series: int = MAX_SERIES) -> None:
         self._max_series = max_series
-        self._counts: dict[tuple[str, str, str], Counts] = {}
+        self._counts: dict[Tags, Counts] = {}
         self._others: dict[str, Counts] = {
             PRODUCER: TopicSends(),
             PUSH_CONSUMER: ConsumeCounts(),
@@ -138,14 +103,15 @@ class ClientMetrics:
         with self._adding:
             self._producers.discard(producer)
 
-    def series(self) -> list[Series]:
-        """Return all series, at most the limit."""
+    def families(self) -> list[MetricFamily]:
+        """Return all metrics, with at most the limit of series."""
         with self._adding:
             others = [((client, OTHER, OTHER), self._others[client]) for client in sorted(self._overflowed)]
             counted = [*self._counts.items(), *others]
             producers = list(self._producers)
-        found = [series for tags, counts in counted for series in _series(tags, counts)]
-        return [*found, *islice(_gauges(producers), _GAUGES_ROOM)]
+        sends = [(tags, counts) for tags, counts in counted if isinstance(counts, TopicSends)]
+        consumed = [(tags, counts) for tags, counts in counted if isinstance(counts, ConsumeCounts)]
+        return [*_families_of_sends(sends), *_families_of_calls(consumed), *_gauges(producers)]
 
     def _find(self, client: str, group: str, topic: str, make: Callable[[], _C]) -> _C | None:
         """Return the counts of these tags, new ones if necessary. Return None if there are too many."""
@@ -177,35 +143,61 @@ def series_of_topic(counts: Counts) -> int:
     return 3 + 3 + 1 + len(LATENCY_BOUNDS) + 3  # the histogram has a bucket more, a sum and a count
 
 
-def _series(tags: tuple[str, str, str], counts: Counts) -> Iterator[Series]:
-    if isinstance(counts, TopicSends):
-        for outcome, sends, messages in (
+def _families_of_sends(counted: Iterable[tuple[Tags, TopicSends]]) -> list[MetricFamily]:
+    """Return the metrics of producers."""
+    sends = _counter("sends", "Sends of single messages and of batches, by outcome.", _OUTCOME)
+    messages = _counter("sent_messages", "Messages of the sends, by outcome.", _OUTCOME)
+    retries = _counter("send_retries", "Further tries of sends.")
+    text = "Duration of stored sends with all their tries."
+    latency = MetricFamily("raymq_client_send_seconds", "histogram", text, _TAGS)
+    for tags, counts in counted:
+        for outcome, of_sends, of_messages in (
             ("ok", counts.stored, counts.stored_messages),
             ("not_stored", counts.not_stored, counts.not_stored_messages),
             ("unknown", counts.unknown, counts.unknown_messages),
         ):
-            yield Series(SENDS, (*tags, outcome), sends)
-            yield Series(MESSAGES, (*tags, outcome), messages)
-        yield Series(RETRIES, tags, counts.retries)
-        yield Series(LATENCY, tags, (tuple(accumulate(counts.latencies)), counts.seconds))
-    else:
-        yield Series(CALLS, tags, counts.calls)
-        yield Series(CALLED, tags, counts.messages)
-        yield Series(FAILURES, tags, counts.failures)
-        yield Series(CALL_SECONDS, tags, counts.seconds)
-        yield Series(LOST, tags, counts.lease_losses)
+            sends.samples[*tags, outcome] = of_sends
+            messages.samples[*tags, outcome] = of_messages
+        retries.samples[tags] = counts.retries
+        latency.samples[tags] = Histogram.from_counts(LATENCY_BOUNDS, counts.latencies, counts.seconds)
+    return [sends, messages, retries, latency]
 
 
-def _gauges(producers: Iterable[MeteredProducer]) -> Iterator[Series]:
-    """Yield the gauges of each group: its worst producer's isolated brokers, and the sum of the buffers."""
+def _families_of_calls(counted: Iterable[tuple[Tags, ConsumeCounts]]) -> list[MetricFamily]:
+    """Return the metrics of consumers."""
+    calls = _counter("listener_calls", "Calls of listeners that have ended.")
+    messages = _counter("listener_messages", "Messages of ended calls of listeners.")
+    failures = _counter("listener_failures", "Messages on which listeners failed.")
+    seconds = _counter("listener_seconds", "Duration of calls of listeners.")
+    losses = _counter("lease_losses", "Leases of messages that ended before their outcome was stored.")
+    for tags, counts in counted:
+        calls.samples[tags] = counts.calls
+        messages.samples[tags] = counts.messages
+        failures.samples[tags] = counts.failures
+        seconds.samples[tags] = counts.seconds
+        losses.samples[tags] = counts.lease_losses
+    return [calls, messages, failures, seconds, losses]
+
+
+def _gauges(producers: Iterable[MeteredProducer]) -> list[MetricFamily]:
+    """Return the gauges of each group: its worst producer's isolated brokers, and the sum of the buffers."""
+    labels = ("client", "group")
+    isolated = MetricFamily("raymq_client_isolated_brokers", "gauge", "Brokers that producers avoid now.", labels)
+    text = "Gathered messages without a response (linger)."
+    buffered = MetricFamily("raymq_client_buffered_messages", "gauge", text, labels)
     found: dict[str, tuple[int, int]] = {}
     for producer in producers:
-        isolated, buffered = producer.gauges()
+        avoided, waiting = producer.gauges()
         known = found.get(producer.group, (0, 0))
-        found[producer.group] = (max(isolated, known[0]), buffered + known[1])
-    for group, (isolated, buffered) in found.items():
-        yield Series(ISOLATED, (PRODUCER, group), isolated)
-        yield Series(BUFFERED, (PRODUCER, group), buffered)
+        found[producer.group] = (max(avoided, known[0]), waiting + known[1])
+    for group, (avoided, waiting) in islice(found.items(), _GAUGES_ROOM // 2):
+        isolated.samples[PRODUCER, group] = avoided
+        buffered.samples[PRODUCER, group] = waiting
+    return [isolated, buffered]
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...] = _TAGS) -> MetricFamily:
+    return MetricFamily(f"raymq_client_{name}_total", "counter", text, labels)
 
 
 #: The counts of this process.

@@ -18,14 +18,12 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, Final, Protocol
 
-from raymq.actors.sending.send_counts import LATENCY_BOUNDS
-from raymq.client.client_metrics import CLIENT_METRICS, FAMILIES, ClientMetrics, Series
+from raymq.actors.metrics.metric_family import MetricsSnapshot
+from raymq.client.client_metrics import CLIENT_METRICS, ClientMetrics
 from raymq.client.fork_hooks import register_child_reset
 
 #: How often metrics are published. Ray drops a gauge that is not set for some 30 s.
 PUBLISH_SECONDS: Final = 5.0
-#: The upper bounds of the histogram's buckets, as labels.
-_BUCKETS: Final = (*(str(bound) for bound in LATENCY_BOUNDS), "+Inf")
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class MetricsSink(Protocol):
     def open(self) -> None:
         """Begin to publish."""
 
-    def publish(self, metrics: ClientMetrics) -> None:
+    def publish(self) -> None:
         """Publish the present values."""
 
     def close(self) -> None:
@@ -54,7 +52,7 @@ class PrometheusSink:
         """Add the metrics to the registry."""
         self._prometheus.REGISTRY.register(self)
 
-    def publish(self, metrics: ClientMetrics) -> None:
+    def publish(self) -> None:
         """Do nothing: the registry reads the values."""
 
     def close(self) -> None:
@@ -68,67 +66,29 @@ class PrometheusSink:
 
     def collect(self) -> Iterable[Any]:
         """Return the metrics in the form of prometheus_client."""
-        core = self._prometheus.metrics_core
-        kinds = {
-            "counter": core.CounterMetricFamily,
-            "gauge": core.GaugeMetricFamily,
-            "histogram": core.HistogramMetricFamily,
-        }
-        made = {family: kinds[family.kind](family.name, family.help, labels=family.tags) for family in FAMILIES}
-        for family, tags, value in self._metrics.series():
-            if isinstance(value, tuple):
-                buckets = list(zip(_BUCKETS, value[0], strict=True))
-                made[family].add_metric(tags, buckets, value[1])
-            else:
-                made[family].add_metric(tags, value)
-        return made.values()
+        from raymq.actors.metrics.prometheus_endpoint import as_prometheus
+
+        return [as_prometheus(family, {}) for family in self._metrics.families()]
 
 
 class RaySink:
     """Ray's metrics of this process, which Ray exports with the prefix `ray_`."""
 
-    def __init__(self, ray_metrics: Any) -> None:
-        self._ray_metrics = ray_metrics
-        self._made: dict[str, Any] = {}
-        #: What the counters have been increased by.
-        self._published: dict[tuple[str, tuple[str, ...]], float] = {}
+    def __init__(self, metrics: ClientMetrics) -> None:
+        from raymq.actors.ray_exporter import RayExporter  # Ray runs in this process already
+
+        self._exporter = RayExporter()
+        self._metrics = metrics
 
     def open(self) -> None:
         """Do nothing: metrics begin to exist when they are first set."""
 
-    def publish(self, metrics: ClientMetrics) -> None:
+    def publish(self) -> None:
         """Increase the counters by what was counted since the last call, and set the gauges."""
-        for series in metrics.series():
-            family, tags, value = series
-            if isinstance(value, tuple):
-                self._publish_histogram(series, *value)
-            elif family.kind == "gauge":
-                self._metric("Gauge", family.name, family.help, family.tags).set(value, _named(family.tags, tags))
-            else:
-                self._increase(family.name, family.help, family.tags, tags, value)
+        self._exporter.publish(MetricsSnapshot({}, self._metrics.families()))
 
     def close(self) -> None:
         """Do nothing: Ray drops the gauges by itself, and keeps counters as long as the process."""
-
-    def _publish_histogram(self, series: Series, buckets: tuple[int, ...], total: float) -> None:
-        """Publish a histogram as counters: Ray's own accept single observations only."""
-        family, tags, _ = series
-        for bound, count in zip(_BUCKETS, buckets, strict=True):
-            self._increase(f"{family.name}_bucket", family.help, (*family.tags, "le"), (*tags, bound), count)
-        self._increase(f"{family.name}_sum", family.help, family.tags, tags, total)
-        self._increase(f"{family.name}_count", family.help, family.tags, tags, buckets[-1])
-
-    def _increase(self, name: str, text: str, names: tuple[str, ...], tags: tuple[str, ...], value: float) -> None:
-        more = value - self._published.get((name, tags), 0)
-        if more > 0:
-            self._metric("Counter", name, text, names).inc(more, _named(names, tags))
-            self._published[name, tags] = value
-
-    def _metric(self, kind: str, name: str, text: str, names: tuple[str, ...]) -> Any:
-        made = self._made.get(name)
-        if made is None:
-            made = self._made[name] = getattr(self._ray_metrics, kind)(name, description=text, tag_keys=names)
-        return made
 
 
 def find_sink(modules: Mapping[str, ModuleType], *, is_forked: bool = False) -> str | None:
@@ -177,7 +137,7 @@ class MetricsExporter:
             self._published_at = time.monotonic()
             self._choose(find_sink(sys.modules, is_forked=self._is_forked) if self._open or is_last else None)
             if self._active is not None:
-                self._active.publish(self._metrics)
+                self._active.publish()
             if is_last:
                 self._choose(None)
         except Exception:  # noqa: BLE001 - metrics must not disturb the clients
@@ -210,19 +170,13 @@ class MetricsExporter:
     def _make_sink(self, name: str) -> MetricsSink:
         if name == "prometheus":
             return PrometheusSink(sys.modules["prometheus_client"], self._metrics)
-        from ray.util import metrics as ray_metrics  # Ray runs in this process already
-
-        return RaySink(ray_metrics)
+        return RaySink(self._metrics)
 
     def _reset_in_child(self) -> None:
         """Forget the parent's connections and its Ray. A registered collector stays, with counts of the child."""
         self._open = weakref.WeakSet()
         self._publishing = threading.Lock()
         self._is_forked = True
-
-
-def _named(names: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:
-    return dict(zip(names, values, strict=True))
 
 
 #: Publishes the metrics of this process.

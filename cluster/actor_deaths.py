@@ -22,7 +22,7 @@ from raymq.cluster.cluster_launch import await_address
 from raymq.storage.errors import number_text
 
 #: The class names of the cluster's actors in Ray.
-OUR_CLASSES: Final = frozenset({"Broker", "NameServer", "Scheduler", "Coordinator", "Keeper", "Producer"})
+OUR_CLASSES: Final = frozenset({"Broker", "NameServer", "Scheduler", "Coordinator", "Keeper", "Producer", "Console"})
 #: The classes whose actors report when they serve again after a restart.
 _WITH_ADDRESS: Final = frozenset({"Broker", "NameServer"})
 #: The seconds to wait for the restart of a process.

@@ -28,6 +28,7 @@ from raymq.client.plain_data import to_plain_data
 from raymq.cluster import bootstrap, cluster_file
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cluster_file_check import verified_name_servers
+from raymq.cluster.console_entry import find_console
 from raymq.cluster.detached_process import LogFile, await_process_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
 from raymq.cluster.log_format import formatter
@@ -114,6 +115,8 @@ def start_cluster(
                 if log_file is not None:
                     owns = mq.owns_ray
                     fields |= {"pid": os.getpid() if owns else None, "log": str(log) if owns else None}
+                if console := find_console(mq):
+                    fields["console"] = console
                 if mq.owns_ray:
                     cluster_file.save_process(finder.namespace, os.getpid())
                 print_fields(fields, as_json=as_json)
@@ -240,16 +243,21 @@ def host_resources(root: Path, mounted: bool) -> None:
 @json_option
 @click.pass_obj
 def cluster_status(finder: Finder, as_json: bool, watch: float | None) -> None:
-    """Show the brokers, name servers and scheduler as they report now."""
+    """Show the brokers, name servers and scheduler as they report now, and the address of the cluster's console."""
     with finder.connect() as mq, Admin(mq) as admin:
-        show(lambda: _status_fields(admin.cluster_info()), _status_tables, as_json=as_json, seconds=watch)
+        show(
+            lambda: _status_fields(admin.cluster_info(), find_console(mq)),
+            _status_tables,
+            as_json=as_json,
+            seconds=watch,
+        )
 
 
-def _status_fields(info: ClusterInfo) -> dict[str, Any]:
+def _status_fields(info: ClusterInfo, console: str | None) -> dict[str, Any]:
     data: dict[str, Any] = to_plain_data(info) | {"brokers": [broker_fields(broker) for broker in info.brokers]}
     if not info.keepers:  # A cluster with one replica per group has no keepers.
         del data["keepers"]
-    return data
+    return data if console is None else data | {"console": console}
 
 
 def _status_tables(fields: dict[str, Any]) -> Group:
@@ -262,6 +270,7 @@ def _status_tables(fields: dict[str, Any]) -> Group:
         rows_table(fields["name_servers"], "no name server"),
         *([rows_table([{name: each[name] for name in columns} for each in keepers])] if keepers else []),
         rows_table([{"scheduler_pid": scheduler["pid"], "lateness": scheduler["lateness"]}]),
+        *([rows_table([{"console": fields["console"]}])] if "console" in fields else []),
     )
 
 

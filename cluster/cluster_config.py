@@ -107,6 +107,25 @@ class _ClusterKeys:
             le=65_535,
         ),
     ] = 0
+    console: Annotated[
+        bool,
+        describe(
+            "Whether the cluster serves the web console, on the machine of its first name server and as long as the "
+            "cluster runs. `raymq cluster status` shows its address; the token for writes is in `console.token` in "
+            "the root."
+        ),
+    ] = False
+    console_host: Annotated[
+        str,
+        describe(
+            "The address on which the console listens. Other machines reach it on 0.0.0.0, and need the token for "
+            "reads, too.",
+            form="an address of the machine",
+        ),
+    ] = "127.0.0.1"
+    console_port: Annotated[
+        int, describe("The port of the console. 0 takes any free one at each start.", ge=0, le=65_535)
+    ] = 8400
     etcd_endpoints: Annotated[
         list[str] | str | None,
         describe(
@@ -178,6 +197,8 @@ class ClusterConfig:
         min_in_sync: with "sync", a group with fewer in-sync replicas refuses messages; the master counts.
         metrics: where brokers publish metrics: "ray", "prometheus", "both" or "off".
         metrics_host, metrics_port: where the port for Prometheus listens.
+        console: whether the cluster serves the web console.
+        console_host, console_port: where the console listens.
         etcd: the etcd of the register of masters if groups have several replicas; None: keepers are created.
         tls: how the sockets of name servers and brokers authenticate; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
@@ -191,6 +212,9 @@ class ClusterConfig:
     metrics: str = "ray"
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
+    console: bool = False
+    console_host: str = "127.0.0.1"
+    console_port: int = 8400
     etcd: Etcd | None = None
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
@@ -209,6 +233,8 @@ class ClusterConfig:
             _check(name, value)
         if settings.get("metrics") in {"prometheus", "both"}:
             check_installed()
+        if settings.get("console"):
+            _check_console_installed()
         own = {name: settings.pop(name, SETTINGS[name].default) for name in _CLUSTER_SETTINGS}
         etcd = _read_etcd({name: own[name] for name in ("etcd_endpoints", *_ETCD_FILES)})
         tls = _read_tls({f.name: own[f"tls_{f.name}"] for f in fields(Tls)})
@@ -291,6 +317,19 @@ def _check(name: object, value: object) -> None:
         remedy = f"did you mean {alike[0]}?" if alike else "`raymq config show` lists them"
         raise InvalidInput("config", "only known settings", str(name), remedy=remedy)
     setting.check(value)
+
+
+def _check_console_installed() -> None:
+    """Raise InvalidInput if a package of the console is missing."""
+    from raymq.console.console_extra import missing_package
+
+    if missing := missing_package():
+        raise InvalidInput(
+            "console",
+            f"false without {missing}",
+            True,
+            remedy='pip install "raymq[console]" on every machine of the cluster',
+        )
 
 
 def _read_etcd(settings: Mapping[str, Any]) -> Etcd | None:

@@ -25,6 +25,7 @@ from raymq.actors.errors import BrokerUnavailable, ConnectionLost, InvalidInput,
 from raymq.actors.hosted_service import PATIENCE_SECONDS
 from raymq.actors.keeper.group_state import ReplicationPolicy
 from raymq.actors.naming import (
+    CONSOLE_NAME,
     COORDINATOR_NAME,
     SCHEDULER_NAME,
     is_keeper_name,
@@ -36,6 +37,7 @@ from raymq.cluster import host_files, machines, ray_runtime
 from raymq.cluster.cluster_config import ClusterConfig
 from raymq.cluster.cluster_layout import LAYOUT_FILE, group_name, replica_number
 from raymq.cluster.cluster_lock import cluster_lock
+from raymq.cluster.console_entry import CONSOLE_ENTRIES
 from raymq.cluster.host_files import locate_actor
 from raymq.cluster.replica_placement import name_server_ports, place_replicas
 
@@ -157,11 +159,13 @@ def start_arguments(namespace: str) -> dict[str, Any]:
 def expected_actors(arguments: Arguments) -> list[str]:
     """Return the names of all actors of such a cluster except its keepers.
 
-    These are name servers, brokers, the scheduler, and the coordinator if groups have several replicas.
+    These are name servers, brokers, the scheduler, the coordinator if groups have several replicas, and the console if
+    the configuration has it.
     """
     servers = [name_server_name(index) for index in range(arguments["name_servers"])]
     coordinator = [COORDINATOR_NAME] if arguments["replicas"] > 1 else []
-    return [*servers, *_brokers(arguments), *coordinator, SCHEDULER_NAME]
+    console = [CONSOLE_NAME] if (arguments.get("config") or {}).get("console") else []
+    return [*servers, *_brokers(arguments), *coordinator, SCHEDULER_NAME, *console]
 
 
 def _with_replicas() -> ModuleType:
@@ -262,9 +266,33 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
         )
     scheduler = make_scheduler(SchedulerSpec(namespace, tuple(placed)))
     actor_calls.call(SCHEDULER_NAME, scheduler, "pid", timeout=START_SECONDS)
+    if settings.console:
+        _start_console(namespace, directory, settings, len(servers), addresses[0], resources[0])
+    else:
+        for name, server in servers.items():
+            actor_calls.call(name, server, "publish", CONSOLE_ENTRIES, {}, timeout=START_SECONDS)
     for name, server in servers.items():
         actor_calls.call(name, server, "finish", timeout=START_SECONDS)
     return listening
+
+
+def _start_console(
+    namespace: str, directory: Path, settings: ClusterConfig, name_servers: int, machine: str, resource: str
+) -> None:
+    """Start the console on the first name server's machine, and wait until it serves."""
+    from raymq.cluster.console_actor import ConsoleSpec, make_console
+
+    spec = ConsoleSpec(
+        namespace, name_servers, machine, settings.console_host, settings.console_port, str(directory), settings.tls
+    )
+    actor_calls.call(
+        CONSOLE_NAME,
+        make_console(spec, resource),
+        "url",
+        START_SECONDS,
+        PATIENCE_SECONDS,
+        timeout=START_SECONDS + _MARGIN_SECONDS,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ray._private import state as ray_state
 from raymq.actors import actor_calls
 from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
 from raymq.actors.naming import (
+    CONSOLE_NAME,
     COORDINATOR_NAME,
     SCHEDULER_NAME,
     is_broker_name,
@@ -28,6 +29,8 @@ from raymq.actors.naming import (
 from raymq.actors.protocol import BrokerInfo
 from raymq.cluster import cluster_launch
 
+#: Actors without state: one that does not answer is killed, and has ended cleanly.
+_STATELESS = (SCHEDULER_NAME, COORDINATOR_NAME, CONSOLE_NAME)
 _POLL_SECONDS = 0.02
 #: The share of the time limit that is kept for killing actors that did not end by themselves.
 _FORCE_SHARE = 0.25
@@ -54,11 +57,10 @@ class _StoppingActor:
 def stop_actors(namespace: str, timeout: float) -> None:
     """Stop every actor of the cluster in order.
 
-    The scheduler, the coordinator and producers are stopped first, because they issue work or elect masters. Masters
-    follow, while their replicas still run and can receive the messages in progress. Then follow the replicas, the
-    keepers that granted the leases, and the name servers. Only actors with names of RayMQ's layout are stopped; other
-    actors of the namespace belong to other programs. The scheduler and the coordinator have no state, so that killing
-    one that does not answer counts as a clean end.
+    The scheduler, the coordinator, the console and producers are stopped first, because they issue work or elect
+    masters. Masters follow, while their replicas still run and can receive the messages in progress. Then follow the
+    replicas, the keepers that granted the leases, and the name servers. Only actors with names of RayMQ's layout are
+    stopped; other actors of the namespace belong to other programs.
 
     Raises:
         BrokerUnavailable: names the actors that did not end cleanly within `timeout` seconds (they were killed, and a
@@ -68,7 +70,7 @@ def stop_actors(namespace: str, timeout: float) -> None:
     there = cluster_launch.names(namespace)
     masters = _masters(namespace, [name for name in there if is_broker_name(name)])
     kinds = (
-        [name for name in there if name in (SCHEDULER_NAME, COORDINATOR_NAME) or is_producer_name(name)],
+        [name for name in there if name in _STATELESS or is_producer_name(name)],
         masters,
         [name for name in there if is_broker_name(name) and name not in masters],
         [name for name in there if is_keeper_name(name)],
@@ -81,7 +83,7 @@ def stop_actors(namespace: str, timeout: float) -> None:
         killed, there_still = _stop(namespace, kind, until)
         unclean |= killed
         remaining += there_still
-    for name in (SCHEDULER_NAME, COORDINATOR_NAME, *remaining):
+    for name in (*_STATELESS, *remaining):
         unclean.pop(name, None)
     troubles = [f"{', '.join(remaining)} did not end in time"] if remaining else []
     if unclean:

@@ -26,4 +26,4 @@ def readable_fields(message: ReceivedMessage) -> dict[str, Any]:
         fields.pop("body_base64", None)
         rows = "" if shown.rows is None else f" of {shown.rows} rows"
         return {**fields, f"body ({shown.format}{rows})": shown.text}
-    return fields
+    return {**fields, "body_note": shown.note} if shown.note else fields

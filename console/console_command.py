@@ -11,6 +11,7 @@ from typing import Protocol
 import click
 
 from raymq.client import Connection, RayMQError
+from raymq.console.console_extra import missing_package
 
 
 class ClusterFinder(Protocol):
@@ -42,14 +43,9 @@ def console(
 
     Whoever reaches the port reads every message. On other addresses than loopback the token is needed for reads, too.
     """
-    try:
-        from raymq.console.console_server import ConsoleSettings, serve_until_signal
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("raymq"):
-            raise
-        raise RayMQError(
-            f"the console needs the package {error.name}", remedy='install it: pip install "raymq[console]"'
-        ) from error
+    if missing := missing_package():
+        raise RayMQError(f"the console needs the package {missing}", remedy='install it: pip install "raymq[console]"')
+    from raymq.console.console_server import ConsoleSettings, serve_until_signal
 
     def started(url: str) -> None:
         click.echo(json.dumps({"url": url}) if as_json else f"The console serves {url} (Ctrl-C ends it)")

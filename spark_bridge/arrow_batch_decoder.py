@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.spark_bridge.arrow_body import is_compressed
+from raymq.client.arrow_body import is_compressed
 
 #: The number of different schemas that are kept; bodies with further schemas are decoded one by one.
 _MAX_KINDS: Final = 64

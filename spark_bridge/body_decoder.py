@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from raymq.client.arrow_body import decode_arrow_row
 from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.arrow_batch_decoder import ArrowBatchDecoder
-from raymq.spark_bridge.arrow_body import decode_arrow_row
 from raymq.spark_bridge.value_converter import make_converter
 from raymq.storage.records.property_columns import Int64s, gather, spans
 

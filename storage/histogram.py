@@ -30,6 +30,13 @@ class Histogram:
         self._sum = 0.0
         self._pending: list[float] = []
 
+    @classmethod
+    def from_counts(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """Return a histogram of values that were counted elsewhere, of which `total` is the sum."""
+        made = cls(bounds)
+        made._counts, made._sum = list(counts), total
+        return made
+
     def observe(self, value: float) -> None:
         """Count a value."""
         pending = self._pending
@@ -61,9 +68,7 @@ class Histogram:
 
     def copy(self) -> Histogram:
         """Return a histogram with the same counts, which does not change with this one."""
-        copied = Histogram(self.bounds)
-        copied._counts, copied._sum = self.counts.copy(), self._sum
-        return copied
+        return Histogram.from_counts(self.bounds, self.counts, self.sum)
 
     def _sort(self) -> None:
         if self._pending:

@@ -95,7 +95,7 @@ def shoot(page: Page, folder: Path, name: str) -> None:
 def paths(shop: Shop) -> dict[str, str]:
     """Return the address of each page that is shown."""
     admin = shop.admin
-    order = admin.query_by_key("orders", "order-4012")[0]
+    poison = admin.query_by_key("orders", "order-4711")[-1]
     paid = admin.query_by_key("payments", "order-4012")[0]
     return {
         "overview": "",
@@ -104,7 +104,7 @@ def paths(shop: Shop) -> dict[str, str]:
         "groups": "groups",
         "group": "groups/analytics",
         "dead-letters": "groups/billing/dead-letters",
-        "message": f"messages/{order.message_id}",
+        "message": f"messages/{poison.message_id}",
         "message-msgpack": f"messages/{paid.message_id}",
         "messages": "messages?topic=orders&key=order-4012",
         "delayed": "delayed",

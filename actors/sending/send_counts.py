@@ -1,7 +1,8 @@
 """Count the sends of a producer by topic and outcome.
 
 The counts are plain attributes without a lock: CPython switches threads only at calls and jumps, so that adding a
-number to an attribute is one step.
+number to an attribute is one step. Latencies are counted likewise: a `raymq.storage.histogram.Histogram` may lose
+values that several threads observe, and is not faster.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raymq.actors import actor_calls
 from raymq.actors.errors import RayMQError
 from raymq.actors.naming import (
+    CONSOLE_NAME,
     COORDINATOR_NAME,
     SCHEDULER_NAME,
     is_broker_name,
@@ -75,7 +76,7 @@ _START_REMEDY: Final = "`raymq cluster start` with the arguments that it was sta
 
 def _is_ours(name: str) -> bool:
     is_named = is_broker_name(name) or is_name_server_name(name) or is_keeper_name(name)
-    return is_named or name in (SCHEDULER_NAME, COORDINATOR_NAME)
+    return is_named or name in (SCHEDULER_NAME, COORDINATOR_NAME, CONSOLE_NAME)
 
 
 def _silent(namespace: str, names: Iterable[str]) -> Iterator[tuple[str, RayMQError]]:

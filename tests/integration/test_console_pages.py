@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from raymq.client import Admin, Connection, Message, Producer, PushConsumer, ReceivedMessage
+from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, ReceivedMessage
 from raymq.console.console_server import ConsoleSettings
 from tests.console_client import ConsoleClient
 from tests.console_data import Shop
@@ -212,6 +212,77 @@ def test_pages_say_which_broker_is_missing(
     assert {row["broker"] for row in group["queues"] if row["progress"]["lag"] is None} >= {"broker-b"}
     answer = console.get(f"/messages/{on_b.message_id}", Accept="application/json")
     assert (answer.status, bool(answer.json["missing"]), bool(answer.json["remedy"])) == (503, True, True)
+
+
+def test_message_page_shows_the_life_of_a_message(mq: Connection, admin: Admin, console: ConsoleClient) -> None:
+    calls = 0
+
+    def fail_until_redriven(messages: list[ReceivedMessage]) -> ConsumeResult:
+        nonlocal calls
+        calls += len(messages)
+        if calls > 2:
+            return ConsumeResult.SUCCESS
+        raise ValueError("no such account")
+
+    with Producer(mq, "p") as producer:
+        sent = producer.send(Message("t", b"poison"))
+    path = f"/messages/{sent.message_id}"
+    assert "No group consumes the topic." in console.get(path).text
+    with PushConsumer(mq, "g", {"t": "*"}, fail_until_redriven, max_reconsume_times=1):
+        poll_until(lambda: console.get_json(path)["trace"]["dead_letters"], 20, "the dead letter")
+        admin.dlq_redrive("g")
+        poll_until(lambda: [e["state"] for e in console.get_json(path)["trace"]["redrives"]] == ["finished"], 20)
+    trace = console.get_json(path)["trace"]
+    (stored,), (retry,), (dead,) = trace["stored"], trace["retries"], trace["dead_letters"]
+    assert (stored["state"], stored["queue"]["topic"], stored["queue_offset"]) == ("stored", "t", sent.queue_offset)
+    assert trace["consumed"] == [{"group": "g", "state": "finished", "offset": sent.queue_offset}]
+    assert "message" not in trace
+    text = console.get(path).text
+    check(text)
+    life = text.partition('id="life"')[2]
+    for shown in (
+        f"{sent.queue.broker}:{sent.queue.queue_id} @ {sent.queue_offset}",
+        '<a href="/groups/g">g</a>',
+        '<span class="status good">finished</span>',
+        retry["failure"],
+        dead["message_id"],
+        '<a href="/groups/g/dead-letters">g</a>',
+        "no such account",
+    ):
+        assert shown in life, shown
+    assert life.count("<table") == 5
+    for linked in (stored, retry, dead):
+        queue = linked["queue"]
+        place = f"/topics/{quote(queue['topic'], safe='')}?queue={queue['broker']}:{queue['queue_id']}"
+        assert console.get(f"{place}&offset={linked['queue_offset']}").status == 200
+
+
+def test_life_of_a_message_that_waits(mq: Connection, admin: Admin, console: ConsoleClient) -> None:
+    assert admin is not None
+    with Producer(mq, "p") as producer:
+        sent = producer.send(Message("t", b"later", deliver_at=time.time() + 600))
+    path = f"/messages/{sent.message_id}"
+    (stored,) = console.get_json(path)["trace"]["stored"]
+    assert stored["state"] == "waiting"
+    text = console.get(path).text
+    check(text)
+    assert '<span class="status busy">waiting</span>' in text
+    assert console.get(f"/topics/{stored['queue']['topic']}").status == 200
+
+
+def test_life_is_unknown_where_a_broker_is_away(
+    services: Services, mq: Connection, admin: Admin, console: ConsoleClient
+) -> None:
+    assert admin is not None
+    with Producer(mq, "p") as producer:
+        sent = next(s for s in (producer.send(Message("t", b"x")) for _ in range(50)) if s.queue.broker == "broker-a")
+    services.stop_broker("broker-b")
+    path = f"/messages/{sent.message_id}"
+    poll_until(lambda: console.get_json(path)["trace"]["not_asked"] == ["broker-b"], 20, "the broker is away")
+    text = console.get(path).text
+    check(text)
+    assert "Not asked: broker-b." in text
+    assert "No group consumes the topic on the brokers that answered." in text
 
 
 def test_hostile_texts_are_escaped_everywhere(mq: Connection, admin: Admin, console: ConsoleClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -31,20 +32,43 @@ def arrow_body(rows: int) -> bytes:
         (b"{broken", JSON_TYPE, "text", None),
         (b"\xff\xfe", None, "bytes", None),
         ("größe".encode(), None, "text", None),
-        (msgpack.packb({"a": b"\xff", 3: "x"}), MSGPACK_TYPE, "msgpack", {"a": "/w==", "3": "x"}),
+        (msgpack.packb({"a": b"\xff", 3: "x"}), MSGPACK_TYPE, "msgpack", {"a": "base64:/w==", "3": "x"}),
+        (msgpack.packb({"a": 1}), None, "msgpack", {"a": 1}),
+        (msgpack.packb({"a": 1}), "application/octet-stream", "bytes", None),
         (b"\xc1", MSGPACK_TYPE, "bytes", None),
         (arrow_body(2), f"{ARROW_TYPE}; x=y", "arrow", [{"n": 0}, {"n": 1}]),
+        (arrow_body(1), None, "arrow", [{"n": 0}]),
         (arrow_body(2)[:-40], ARROW_TYPE, "bytes", None),
+        (b"[" * 500 + b"]" * 500, None, "text", None),
+        (b'"\\ud800"', JSON_TYPE, "json", "\ud800"),
+        (b"a\x00b", None, "bytes", None),
         (b"[" * 100_000, None, "text", None),
         (pickle.dumps({"a": 1}), "application/python-pickle", "bytes", None),
     ],
 )
 def test_body_is_decoded_by_its_type(body: bytes, content_type: str | None, shape: str, value: Any) -> None:
     shown = display_body(body, {CONTENT_TYPE: content_type} if content_type else None)
-    assert (shown.format, shown.value) == (shape, value)
+    assert shown.format == shape
+    if shape not in ("text", "bytes"):
+        assert json.loads(shown.text) == value
+        assert shown.note == ""
+
+
+@pytest.mark.parametrize("content_type", [JSON_TYPE, MSGPACK_TYPE, ARROW_TYPE])
+def test_note_says_that_body_is_not_of_its_type(content_type: str) -> None:
+    shown = display_body(b"plain", {CONTENT_TYPE: content_type})
+    assert (shown.format, shown.text) == ("text", "plain")
+    assert shown.note.startswith(f"the content type is {content_type}, but the body is not ")
 
 
 def test_long_tables_and_bodies_are_cut() -> None:
     shown = display_body(arrow_body(1_000), {CONTENT_TYPE: ARROW_TYPE})
-    assert (shown.rows, len(shown.value)) == (1_000, 100)
+    assert (shown.rows, len(json.loads(shown.text))) == (1_000, 100)
     assert display_body(b'{"a": "' + b"x" * MAX_DECODED_BYTES + b'"}').format == "text"
+
+
+def test_lists_that_claim_many_items_are_not_decoded() -> None:
+    claims = b"\xdd\x00\x0f\xff\xff" * 500
+    shown = display_body(claims + bytes(MAX_DECODED_BYTES - len(claims)), {CONTENT_TYPE: MSGPACK_TYPE})
+    assert shown.format == "bytes"
+    assert shown.note

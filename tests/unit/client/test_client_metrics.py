@@ -14,24 +14,28 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from raymq.actors import ray_exporter
 from raymq.actors.errors import NotStored, OutcomeUnknown
 from raymq.actors.sending.send_counts import LATENCY_BOUNDS, TopicSends
 from raymq.client import client_metrics
 from raymq.client.client_metrics import (
-    FAMILIES,
     MAX_SERIES,
     OTHER,
     PRODUCER,
     PUSH_CONSUMER,
     ClientMetrics,
-    Series,
     series_of_topic,
 )
 from raymq.client.metrics_exporter import PrometheusSink, RaySink, find_sink
 
 
 def values(metrics: ClientMetrics) -> dict[tuple[str, ...], Any]:
-    return {(series.family.name, *series.tags): series.value for series in metrics.series()}
+    """Return the value of each series by the name without `_total` and the labels."""
+    return {
+        (family.name.removesuffix("_total"), *labels): value
+        for family in metrics.families()
+        for labels, value in family.samples.items()
+    }
 
 
 class GaugedProducer:
@@ -61,10 +65,10 @@ def test_sends_are_counted_by_outcome() -> None:
     messages = [found["raymq_client_sent_messages", *tags, outcome] for outcome in ("ok", "not_stored", "unknown")]
     assert messages == [12, 3, 1]
     assert found["raymq_client_send_retries", *tags] == 1
-    buckets, total = found["raymq_client_send_seconds", *tags]
-    assert buckets == (1, 1, 1, 2, 2, 2, 3)
-    assert len(buckets) == len(LATENCY_BOUNDS) + 1
-    assert total == pytest.approx(60.0505)
+    latency = found["raymq_client_send_seconds", *tags]
+    assert latency.bounds == LATENCY_BOUNDS
+    assert latency.counts == [1, 0, 0, 1, 0, 0, 1]
+    assert latency.sum == pytest.approx(60.0505)
 
 
 def test_counts_of_one_group_are_added_up() -> None:
@@ -92,7 +96,7 @@ def test_threads_lose_no_counts() -> None:
         thread.join()
     found = values(metrics)
     assert found["raymq_client_sends", PRODUCER, "g", "t", "ok"] == 80_000
-    assert found["raymq_client_send_seconds", PRODUCER, "g", "t"][0][-1] == 80_000
+    assert found["raymq_client_send_seconds", PRODUCER, "g", "t"].count == 80_000
 
 
 @pytest.mark.parametrize("by", ["topic", "group"])
@@ -120,7 +124,7 @@ def test_gauges_are_limited() -> None:
 
 
 def exported_series(metrics: ClientMetrics) -> int:
-    return sum(len(series.value[0]) + 2 if isinstance(series.value, tuple) else 1 for series in metrics.series())
+    return sum(family.series for family in metrics.families())
 
 
 def test_series_of_a_topic_are_counted_exactly() -> None:
@@ -147,13 +151,14 @@ def test_gauges_are_those_of_open_producers() -> None:
 
 
 def test_names_follow_the_rules_of_both_libraries() -> None:
-    names = [family.name for family in FAMILIES]
-    assert len(set(names)) == len(names)
-    for family in FAMILIES:
+    families = ClientMetrics().families()
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
         assert re.fullmatch(r"raymq_client_[a-z_]+", family.name)
-        assert not family.name.endswith("_total")
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert family.ray_name == family.name.removesuffix("_total")
         assert family.help.endswith(".")
-        assert set(family.tags) <= {"client", "group", "topic", "outcome"}
+        assert set(family.labels) <= {"client", "group", "topic", "outcome"}
 
 
 class RecordedMetric:
@@ -179,7 +184,7 @@ class RecordedMetric:
         self.values[self._key(tags)] = value
 
 
-def test_ray_gets_differences_and_gauges() -> None:
+def test_ray_gets_differences_and_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, RecordedMetric] = {}
 
     def maker(kind: str) -> Callable[..., RecordedMetric]:
@@ -191,15 +196,16 @@ def test_ray_gets_differences_and_gauges() -> None:
         return make
 
     metrics = ClientMetrics()
-    sink = RaySink(SimpleNamespace(Counter=maker("Counter"), Gauge=maker("Gauge")))
+    monkeypatch.setattr(ray_exporter, "metrics", SimpleNamespace(Counter=maker("Counter"), Gauge=maker("Gauge")))
+    sink = RaySink(metrics)
     sends = metrics.sends("g")
     sends.stored("t", 1, 0.05)
     producer = GaugedProducer("g", 0, 3)
     metrics.watch(producer)
     for _ in range(2):
-        sink.publish(metrics)
+        sink.publish()
     sends.stored("t", 4, 0.05)
-    sink.publish(metrics)
+    sink.publish()
     tags = (PRODUCER, "g", "t")
     assert made["raymq_client_sends"].values == {(*tags, "ok"): 2}
     assert made["raymq_client_sent_messages"].values == {(*tags, "ok"): 5}
@@ -276,9 +282,9 @@ def test_forked_child_counts_from_zero() -> None:
     assert ("raymq_client_buffered_messages", PRODUCER, "g") not in found
 
 
-def test_series_name_their_tags() -> None:
+def test_series_have_a_value_for_each_label() -> None:
     metrics = ClientMetrics()
     metrics.sends("g").stored("t", 1, 0.1)
     metrics.consumed(PUSH_CONSUMER, "g", "t").calls += 1
-    assert all(isinstance(each, Series) and len(each.tags) == len(each.family.tags) for each in metrics.series())
+    assert all(len(labels) == len(family.labels) for family in metrics.families() for labels in family.samples)
     assert client_metrics.CLIENT_METRICS is sys.modules["raymq.client.client_metrics"].CLIENT_METRICS

@@ -16,6 +16,7 @@ from raymq.actors.protocol import Tls
 from raymq.client import InvalidInput
 from raymq.cluster.cli import main_group
 from raymq.cluster.cluster_config import SETTINGS, ClusterConfig
+from raymq.console import console_extra
 
 SHIPPED = ("embedded.yaml", "local.yaml", "durable.yaml")
 
@@ -102,6 +103,25 @@ def test_tls_is_on_with_a_certificate() -> None:
 def test_invalid_settings_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         ClusterConfig.load(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"console": "yes"}, {"console_port": 70_000}, {"console_host": 1}],
+)
+def test_invalid_settings_of_the_console_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        ClusterConfig.load(config)
+
+
+def test_console_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ClusterConfig.load({"console": True, "console_port": 0}).console
+    monkeypatch.setattr(console_extra, "find_spec", lambda name: None if name == "jinja2" else name)
+    with pytest.raises(InvalidInput, match="Jinja2") as caught:
+        ClusterConfig.load({"console": True})
+    assert caught.value.field == "console"
+    assert "raymq[console]" in (caught.value.remedy or "")
+    assert not ClusterConfig.load({"console": False}).console
 
 
 def test_unquoted_hour_is_accepted() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.client.arrow_body import decode_arrow_row
 from raymq.spark_bridge.arrow_batch_decoder import ArrowBatchDecoder
-from raymq.spark_bridge.arrow_body import decode_arrow_row
 from raymq.spark_bridge.body_decoder import ARROW, BodyDecoder
 
 SCHEMA = pa.schema(

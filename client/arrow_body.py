@@ -1,4 +1,4 @@
-"""Decode a message body that is an Arrow stream of one row.
+"""Decode a message body that is an Arrow stream.
 
 The body comes from an untrusted sender, so its sizes and offsets are checked before they are used.
 """
@@ -34,9 +34,21 @@ def decode_arrow_row(body: bytes) -> dict[str, Any]:
     """Return the only row of the Arrow stream `body`.
 
     Raises:
+        ValueError, pa.ArrowException: as `read_arrow_table`, or `body` does not have exactly one row.
+    """
+    table = read_arrow_table(body)
+    if table.num_rows != 1:
+        raise ValueError(f"one message is one row, not {table.num_rows}")
+    row: dict[str, Any] = table.to_pylist()[0]
+    return row
+
+
+def read_arrow_table(body: bytes) -> pa.Table:
+    """Return the rows of the Arrow stream `body`.
+
+    Raises:
         ValueError, pa.ArrowException: `body` is not such a stream, violates Arrow's rules (offsets outside their
-            buffers, text that is not UTF-8), does not have exactly one row, has too many values, or decompresses to
-            more bytes than a body may have.
+            buffers, text that is not UTF-8), has too many values, or decompresses to more bytes than a body may have.
     """
     try:
         _check_growth(body)
@@ -44,15 +56,12 @@ def decode_arrow_row(body: bytes) -> dict[str, Any]:
             table = reader.read_all()
     except (OSError, struct.error, pa.ArrowMemoryError) as error:  # Arrow raises OSError for a truncated stream.
         raise ValueError(f"no Arrow stream: {error}") from None
-    if table.num_rows != 1:
-        raise ValueError(f"one message is one row, not {table.num_rows}")
     table.validate(full=True)  # Arrow does not check offsets when it reads them; they may lie outside the buffers.
     values = sum(_values(chunk) for column in table.columns for chunk in column.chunks)
     most = max(len(body), MAX_VALUES_OF_SHORT)
     if values > most:
         raise ValueError(f"at most {most} values, not {values}")
-    row: dict[str, Any] = table.to_pylist()[0]
-    return row
+    return table
 
 
 def _check_growth(body: bytes) -> None:
