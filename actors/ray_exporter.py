@@ -19,8 +19,9 @@ from raymq.storage.histogram import Histogram
 
 #: A gauge that has not changed is set again after so many calls of `publish`, every 5 s.
 _REPEAT_CALLS: Final = 3
-#: A series that was not published for so many calls, an hour, is forgotten.
-_FORGET_CALLS: Final = 720
+#: So many values are remembered; beyond that the older half is forgotten. A counter that is published again after it
+#: was forgotten is counted from 0.
+_MAX_REMEMBERED: Final = 200_000
 
 
 class RayExporter:
@@ -38,8 +39,9 @@ class RayExporter:
         One value costs Ray some 50 us, so a gauge that has not changed is set again in every third call only.
         """
         self._calls += 1
-        if self._calls % _FORGET_CALLS == 0:
-            self._last = {key: last for key, last in self._last.items() if last[1] > self._calls - _FORGET_CALLS}
+        if len(self._last) > _MAX_REMEMBERED:
+            newest = sorted(self._last.items(), key=lambda item: item[1][1])[_MAX_REMEMBERED // 2 :]
+            self._last = dict(newest)
         constant, values = tuple(snapshot.labels), tuple(snapshot.labels.values())
         for family in snapshot.families:
             labels = (*constant, *family.labels)

@@ -20,7 +20,7 @@ from raymq.storage.histogram import Histogram
 
 #: The most series of one process. Further topics and groups are counted together as `OTHER`.
 MAX_SERIES: Final = 5_000
-OTHER: Final = "other"
+OTHER: Final = "(other)"
 #: What is left for gauges, whose number is that of the open producers' groups.
 _GAUGES_ROOM: Final = 200
 

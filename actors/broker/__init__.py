@@ -11,7 +11,7 @@ What is in it, in the order to read it:
     membership_sync: exchanges with the other brokers which brokers and coordinators exist.
     staged_commits: appends staged writes when their coordinator has decided, and asks it if need be.
     transaction_checker: asks the producers of open transactions how they ended.
-    broker_metrics: its figures as metrics.
+    broker_metrics: its figures as metrics; topic_metrics: those of topics and groups.
     acks: decides when appends are answered. group_commit: one flush for all appends that wait for the disk.
     replica: the roles of a broker of a group with several copies. replication: their decisions.
 

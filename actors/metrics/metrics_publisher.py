@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
 from typing import Final, Protocol
 
 from raymq.actors.errors import RayMQError
@@ -47,6 +48,7 @@ class MetricsPublisher:
         self._loop = asyncio.get_running_loop()
         self._last: MetricsSnapshot | None = None
         self._next_collection = 0.0
+        self._collecting: asyncio.Task[MetricsSnapshot] | None = None
         self._task: asyncio.Task[None] | None = None
         self._endpoint: PrometheusEndpoint | None = None
 
@@ -73,12 +75,21 @@ class MetricsPublisher:
             await asyncio.to_thread(self._endpoint.close)
 
     async def snapshot(self) -> MetricsSnapshot:
-        """Return the metrics: new ones, or the last ones if collecting would take too much of the loop's time."""
-        if self._last is None or self._loop.time() >= self._next_collection:
-            began = self._loop.time()
-            self._last = await self._collect()
-            self._next_collection = self._loop.time() + _SHARE * (self._loop.time() - began)
-        return self._last
+        """Return the metrics: new ones, or the last ones if collecting would take too much of the loop's time.
+
+        Callers at the same time share one collection.
+        """
+        if self._last is not None and self._loop.time() < self._next_collection:
+            return self._last
+        if self._collecting is None or self._collecting.done():
+            self._collecting = self._loop.create_task(self._collect_timed())
+        return await asyncio.shield(self._collecting)
+
+    async def _collect_timed(self) -> MetricsSnapshot:
+        began = self._loop.time()
+        self._last = last = await self._collect()
+        self._next_collection = self._loop.time() + _SHARE * (self._loop.time() - began)
+        return last
 
     async def _keep_publishing(self, exporter: Exporter) -> None:
         while True:
@@ -90,7 +101,6 @@ class MetricsPublisher:
 
     def _scraped(self) -> MetricsSnapshot:
         """Return the metrics on a thread of the endpoint."""
-        future = asyncio.run_coroutine_threadsafe(self.snapshot(), self._loop)
-        with contextlib.suppress(TimeoutError, RayMQError):
-            return future.result(_COLLECT_SECONDS)
+        with contextlib.suppress(TimeoutError, CancelledError, RuntimeError, RayMQError):  # the process may be ending
+            return asyncio.run_coroutine_threadsafe(self.snapshot(), self._loop).result(_COLLECT_SECONDS)
         return self._last or MetricsSnapshot({}, [])

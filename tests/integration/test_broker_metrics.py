@@ -21,7 +21,7 @@ import yaml
 from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
-from raymq.actors.broker import broker_metrics
+from raymq.actors.broker import topic_metrics
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.metrics import series_limit
@@ -186,8 +186,7 @@ def test_small_topics_and_groups_become_other(broker: MeasuredBroker, monkeypatc
             admin.create_topic(f"topic-{number}", queues=1)
             producer.send_batch([Message(f"topic-{number}", b"x") for _ in range(number + 1)])
             pull.commit(pull.queues(f"topic-{number}")[0], 0)
-    metrics = broker.service.leader.metrics
-    monkeypatch.setattr(metrics, "_budget", 200)
+    monkeypatch.setattr(broker.service.leader.metrics._topics, "budget", 200)
     found = broker.scrape()
     assert found.value("rocketmq_messages_in_total") == sum(range(31))
     assert found.value("rocketmq_messages_in_total", topic=series_limit.OTHER) > 0
@@ -197,7 +196,7 @@ def test_small_topics_and_groups_become_other(broker: MeasuredBroker, monkeypatc
     subjects = found.value("raymq_unnamed_subjects")
     assert subjects > 20
     named = [name for name in found.samples if name.startswith("rocketmq_me") or "consumer_" in name]
-    assert sum(len(found.samples[name]) for name in named) <= 200 + broker_metrics._TOPIC_SERIES * 3
+    assert sum(len(found.samples[name]) for name in named) <= 200 + topic_metrics.TOPIC_SERIES * 3
     assert found.value("raymq_series") < 600
 
 

@@ -9,6 +9,7 @@ import pytest
 from raymq.actors.metrics.metric_family import MetricFamily, MetricsSnapshot
 from raymq.actors.metrics.prometheus_endpoint import as_prometheus
 from raymq.actors.metrics.series_limit import OtherCounter, largest
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.histogram import Histogram
 
 
@@ -26,20 +27,25 @@ def test_histogram_counts_a_value_in_the_first_bucket_that_holds_it() -> None:
 
 def test_largest_subjects_are_named() -> None:
     assert largest({"a": 1, "b": 3, "c": 2}, 2) == {"b", "c"}
-    assert largest({"b": 1, "a": 1}, 1) == {"a"}
+    assert largest({"b": 1, "a": 1}, 1) == {"b"}
     assert largest({"a": 1}, 5) == {"a"}
     assert largest({"a": 1, "b": 1}, 0) == set()
 
 
 def test_sum_of_others_never_falls() -> None:
     other = OtherCounter[str]()
-    assert other.update([("a", 5.0), ("b", 2.0)], {"a"}) == 2.0
-    assert other.update([("a", 6.0), ("b", 3.0)], {"a"}) == 3.0
-    assert other.update([("a", 9.0), ("b", 3.0)], {"b"}) == 3.0, (
-        "what a counted while it was named is not counted again"
-    )
-    assert other.update([("a", 11.0), ("b", 3.0)], {"b"}) == 5.0
-    assert other.update([], set()) == 5.0
+
+    def update(named: set[str], **counts: float) -> float:
+        return run_steps(other.update_steps(counts, named))
+
+    assert update({"a"}, a=5.0, b=2.0) == 2.0
+    assert update({"a"}, a=6.0, b=3.0) == 3.0
+    assert update({"b"}, a=9.0, b=3.0) == 3.0, "a counts here from now on"
+    assert update({"b"}, a=11.0, b=3.0) == 5.0
+    assert update({"a", "b"}, a=20.0, b=4.0) == 5.0
+    assert update({"b"}, a=21.0, b=4.0) == 5.0, "a had series of its own meanwhile"
+    assert update({"b"}, a=22.0, b=4.0) == 6.0
+    assert update(set()) == 6.0
 
 
 @pytest.mark.parametrize(
