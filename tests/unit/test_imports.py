@@ -70,7 +70,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         *("storage.tables.leader_epoch_checkpoint", "storage.journal.journal_event"),
     ),
     "actors.broker.core": (*_SHARED, "actors.filter", "storage"),
-    "actors.metrics": (*_SHARED, "storage.errors", "storage.histogram"),
+    "actors.metrics": (*_SHARED, "storage.errors", "storage.histogram", "storage.cooperative_steps"),
     "actors.broker": (
         *_SHARED,
         "actors.keeper",
