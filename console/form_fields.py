@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from raymq.client import InvalidInput
+from raymq.client import InvalidInput, arguments
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-CSRF-Token"
@@ -63,13 +63,16 @@ class Fields:
         """Return a rate per second; None if the field is empty.
 
         Raises:
-            InvalidInput: it is no number.
+            InvalidInput: it is no number, or no rate that brokers keep.
         """
         text = self.text(name).strip()
+        if not text:
+            return None
         try:
-            return float(text) if text else None
+            rate = float(text)
         except ValueError:
             raise InvalidInput(name, "a number of messages per second", text) from None
+        return arguments.per_second(name, rate)
 
 
 #: The fields of a request whose body was read.

@@ -237,6 +237,22 @@ def test_slow_redrive_runs_on_and_shows_its_state(mq: Connection, console: Conso
 
 
 @pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"all": True, "rate": rate} for rate in ("nan", "inf", "0", 0, -1, "1e400")),
+        *({"ids": ids} for ids in ([], [""], [1], {"a": 1}, None, 7)),
+    ],
+)
+def test_bad_redrive_starts_no_job(console: ConsoleClient, fields: dict[str, Any]) -> None:
+    answer = console.post_bytes(
+        "/groups/g/dead-letters/redrive", json.dumps(fields).encode(), JSON | {"Accept": "application/json"}
+    )
+    assert (answer.status, answer.json["error"]) in {(400, "InvalidInput"), (400, "WrongType")}
+    assert console.get("/groups/g/redrives/1").status == 404
+
+
+@pytest.mark.usefixtures("admin")
 def test_failed_redrive_says_so(services: Services, mq: Connection, console: ConsoleClient) -> None:
     letters = make_dead_letters(mq, console, 8)
     on_b = [letter["message_id"] for letter in letters if letter["broker"] == "broker-b"]

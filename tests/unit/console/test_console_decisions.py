@@ -73,6 +73,12 @@ def test_fields_have_checked_types() -> None:
             read(name)
 
 
+@pytest.mark.parametrize("rate", ["nan", "inf", "-inf", "0", "-1", "1e400", "1e10", "many", 0, -1.5, True])
+def test_bad_rate_is_refused(rate: Any) -> None:
+    with pytest.raises(InvalidInput, match="rate"):
+        Fields({"rate": rate}).rate("rate")
+
+
 @pytest.mark.parametrize(
     "body",
     [
