@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
 
 def to_plain_data(value: Any) -> Any:
-    """Convert dataclasses, named tuples, enums and tuples to JSON types."""
+    """Convert dataclasses, named tuples, enums and tuples to JSON types; numbers that are not finite become None."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return to_plain_data(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -20,4 +21,6 @@ def to_plain_data(value: Any) -> Any:
         return {str(key): to_plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain_data(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value

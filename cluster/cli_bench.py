@@ -23,6 +23,7 @@ from raymq.cluster.bench.load_run import (
 )
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import console, print_fields, print_json
+from raymq.cluster.seconds_option import Seconds
 
 _PREFIX: Final = "raymq-bench"
 _QUEUES: Final = 4
@@ -33,7 +34,7 @@ _FILL_BATCH: Final = 500
 
 _topic = click.option("--topic", help="Use this topic; by default one of its own, which is deleted at the end.")
 _size = click.option("--size", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of each body.")
-_seconds = click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
+_seconds = click.option("--seconds", type=Seconds(0.1), default=10.0, show_default=True)
 _threads = click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True)
 
 
@@ -50,7 +51,7 @@ def bench_commands() -> None:
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Messages per call; 1: single sends."
 )
-@click.option("--linger", type=click.FloatRange(0.0), default=0.0, show_default=True, help="Gather sends for so long.")
+@click.option("--linger", type=Seconds(0.0), default=0.0, show_default=True, help="Gather sends for so long.")
 @json_option
 @click.pass_obj
 def produce(

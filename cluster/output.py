@@ -153,11 +153,11 @@ def print_json(value: Any) -> None:
 
     Characters that stdout's encoding lacks are escaped.
     """
-    text = json.dumps(to_plain_data(value), ensure_ascii=False)
+    text = json.dumps(to_plain_data(value), ensure_ascii=False, allow_nan=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        text = json.dumps(to_plain_data(value))
+        text = json.dumps(to_plain_data(value), allow_nan=False)
     click.echo(text)
 
 

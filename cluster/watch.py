@@ -13,13 +13,14 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from raymq.cluster.output import console, print_json
+from raymq.cluster.seconds_option import Seconds
 
 _LEAST_SECONDS: Final = 0.1
 _SECONDS: Final = 2.0
 
 watch_option = click.option(
     "--watch",
-    type=click.FloatRange(_LEAST_SECONDS),
+    type=Seconds(_LEAST_SECONDS),
     is_flag=False,
     flag_value=_SECONDS,
     metavar="[SECONDS]",

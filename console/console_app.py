@@ -95,8 +95,9 @@ def make_app(context: ConsoleContext) -> web.Application:
     app.router.add_get("/sign-in", _as_response(sign_in_pages.sign_in_form))
     app.router.add_post("/sign-in", _as_response(sign_in_pages.sign_in))
     app.router.add_post("/sign-out", _as_response(sign_in_pages.sign_out))
-    app.router.add_get("/live", event_streams.live)
-    app.router.add_get("/topics/{topic}/tail", event_streams.tail)
+    # HEAD of an endless stream is refused: it would never end.
+    app.router.add_get("/live", event_streams.live, allow_head=False)
+    app.router.add_get("/topics/{topic}/tail", event_streams.tail, allow_head=False)
     app.router.add_get("/static/{file}", _static)
     return app
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from raymq.client import DeadMessage, InvalidInput, MessageNotFound
+from raymq.client import DeadMessage, InvalidInput, MessageNotFound, arguments
 from raymq.console.body_view import preview_body
 from raymq.console.console_context import CONTEXT
 from raymq.console.form_fields import Fields, read_fields
@@ -96,7 +96,7 @@ def _selected(fields: Fields) -> list[str] | None:
     """Return the selected message ids, None for all.
 
     Raises:
-        InvalidInput: nothing is selected.
+        InvalidInput: nothing is selected, or an id is empty.
     """
     if fields.flag("all"):
         return None
@@ -105,4 +105,4 @@ def _selected(fields: Fields) -> list[str] | None:
         raise InvalidInput(
             "ids", "at least one dead letter", "none", remedy="select some in the list, or choose all of them"
         )
-    return ids
+    return [arguments.text("ids", each) for each in ids]

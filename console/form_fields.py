@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from raymq.client import InvalidInput
+from raymq.client import InvalidInput, arguments
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-CSRF-Token"
+_FORM: Final = "a form (application/x-www-form-urlencoded) in UTF-8, or a JSON object"
 _ON: Final = ("1", "on", "true", "yes")
 
 
@@ -62,13 +63,16 @@ class Fields:
         """Return a rate per second; None if the field is empty.
 
         Raises:
-            InvalidInput: it is no number.
+            InvalidInput: it is no number, or no rate that brokers keep.
         """
         text = self.text(name).strip()
+        if not text:
+            return None
         try:
-            return float(text) if text else None
+            rate = float(text)
         except ValueError:
             raise InvalidInput(name, "a number of messages per second", text) from None
+        return arguments.per_second(name, rate)
 
 
 #: The fields of a request whose body was read.
@@ -79,7 +83,7 @@ async def read_fields(request: web.Request) -> Fields:
     """Return the fields of a request; its body is read once.
 
     Raises:
-        InvalidInput: the body is neither a form nor a JSON object.
+        InvalidInput: the body is neither a form nor a JSON object, or its text cannot be decoded.
     """
     known = request.get(_FIELDS)
     if known is None:
@@ -89,16 +93,29 @@ async def read_fields(request: web.Request) -> Fields:
 
 async def _fields(request: web.Request) -> dict[str, Any]:
     if request.content_type == "application/json":
-        try:
-            found = json.loads(await request.read() or b"{}")
-        except (ValueError, RecursionError):
-            raise InvalidInput("body", "a JSON object", "no JSON") from None
-        if not isinstance(found, dict):
-            raise InvalidInput("body", "a JSON object", type(found).__name__)
-        return found
-    form = await request.post()
-    return {
-        name: values[0] if len(values := form.getall(name)) == 1 else values
-        for name in form
-        if all(isinstance(value, str) for value in form.getall(name))
-    }
+        return json_fields(await request.read())
+    if request.content_type.startswith("multipart/"):
+        raise InvalidInput("body", _FORM, request.content_type)
+    try:
+        form = await request.post()
+        named = {name: values[0] if len(values := form.getall(name)) == 1 else values for name in form}
+        json.dumps(named, ensure_ascii=False).encode()  # Some charsets decode to lone surrogates.
+    except (LookupError, ValueError) as error:
+        raise InvalidInput("body", _FORM, str(error)) from None
+    return named
+
+
+def json_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a JSON object.
+
+    Raises:
+        InvalidInput: it is no JSON object, or has numbers that are not finite or text that UTF-8 cannot express.
+    """
+    try:
+        found = json.loads(body or b"{}")
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise InvalidInput("body", "a JSON object", "no JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("body", "a JSON object", type(found).__name__)
+    return found

@@ -21,6 +21,10 @@ _QUEUES: Final = 16
 _WINDOW_MESSAGES: Final = 5_000
 #: Where the newest body is larger than this, the list shows no bodies.
 _LARGEST_PREVIEWED: Final = 256 << 10
+#: Queue numbers have 32 bits.
+_QUEUE_DIGITS: Final = 10
+#: What an error shows of a queue's name that was asked for.
+_SHOWN_CHARACTERS: Final = 200
 _METADATA: Final = (
     *("topic", "broker", "queue_id", "offset", "message_id", "unique_key", "keys", "tags", "properties"),
     *("born_timestamp", "store_timestamp"),
@@ -48,9 +52,10 @@ def queue_of(stats: Stats, topic: str, text: str) -> MessageQueue:
         QueueNotFound: the topic has no such queue.
     """
     broker, _, number = text.rpartition(":")
-    queue = MessageQueue(topic, broker, int(number)) if number.isdecimal() else None
+    is_number = number.isdecimal() and len(number) <= _QUEUE_DIGITS
+    queue = MessageQueue(topic, broker, int(number)) if is_number else None
     if queue is None or queue not in stats:
-        raise QueueNotFound(f"{topic} has no queue {text}")
+        raise QueueNotFound(f"{topic} has no queue {text[:_SHOWN_CHARACTERS]}")
     return queue
 
 

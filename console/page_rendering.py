@@ -64,7 +64,7 @@ def answer(request: web.Request, page: Page) -> web.Response:
     data = to_plain_data(page.data)
     if wants_json(request):
         return web.Response(
-            text=json.dumps(data, ensure_ascii=False, default=_json_value),
+            text=json.dumps(data, ensure_ascii=False, allow_nan=False, default=_json_value),
             content_type="application/json",
             status=page.status,
         )

@@ -47,6 +47,10 @@ class ConsoleClient:
         body = urlencode(fields or {}, doseq=True)
         return self._ask("POST", path, body, {"Content-Type": "application/x-www-form-urlencoded", **headers})
 
+    def post_bytes(self, path: str, body: bytes, headers: Mapping[str, str | bytes]) -> Answer:
+        """Return the answer to a body as it is, with exactly these headers."""
+        return self._ask("POST", path, body, headers)
+
     def post_json(self, path: str, fields: Mapping[str, Any]) -> Any:
         """Return the data that answers a JSON object; it must be done."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -86,7 +90,7 @@ class ConsoleClient:
         finally:
             connection.close()
 
-    def _ask(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Answer:
+    def _ask(self, method: str, path: str, body: str | bytes | None, headers: Mapping[str, str | bytes]) -> Answer:
         connection = http.client.HTTPConnection(self.host, timeout=30)
         try:
             named = {"Authorization": f"Bearer {self._token}"} if self._token else {}

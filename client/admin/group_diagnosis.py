@@ -228,12 +228,12 @@ def _no_member(facts: GroupFacts) -> Iterator[_Finding]:
         waits = "it has never committed an offset" if facts.queues else "it has no offset"
     else:
         waits = f"{waiting:,} messages wait" if waiting else "no message waits"
-    yield _Finding(
-        f"no member of the group is connected; {waits}",
-        ["pull consumers and Spark are not members; none of them has committed lately either"]
-        if facts.since_commit is not None or waiting is not None
-        else [],
-    )
+    evidence: list[str] = []
+    if facts.since_commit is not None:
+        evidence = ["pull consumers and Spark are not members; none of them has committed lately either"]
+    elif waiting is not None:
+        evidence = ["pull consumers and Spark are not members; when the group last committed is not known"]
+    yield _Finding(f"no member of the group is connected; {waits}", evidence)
 
 
 def _missing_topics(facts: GroupFacts) -> Iterator[_Finding]:

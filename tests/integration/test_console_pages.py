@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -319,6 +320,18 @@ def test_hostile_texts_are_escaped_everywhere(mq: Connection, admin: Admin, cons
         check(text)
         assert "<script>alert" not in text
         assert "<img" not in text
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize(("path", "status"), [("/live", 405), ("/topics/t/tail", 405), ("/topics", 200)])
+def test_head_answers_without_body(console: ConsoleClient, path: str, status: int) -> None:
+    host, _, port = console.host.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: {console.host}\r\nConnection: close\r\n\r\n".encode())
+        with connection.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert body == b""
 
 
 def test_live_figures_and_live_tail(mq: Connection, admin: Admin, console: ConsoleClient) -> None:

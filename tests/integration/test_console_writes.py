@@ -136,6 +136,35 @@ def test_requests_of_other_sites_are_refused(mq: Connection, console: ConsoleCli
     assert bodies(mq) == []
 
 
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/sign-in", b"token=x", {"Content-Type": f"{FORM['Content-Type']}; charset=nonsense"}, 400),
+        ("/sign-in", b"token=x", {"Content-Type": f"{FORM['Content-Type']}; charset=zip"}, 400),
+        ("/sign-in", b"token=\\ud800", {"Content-Type": f"{FORM['Content-Type']}; charset=unicode_escape"}, 400),
+        ("/sign-in", b"token=\xff", FORM, 400),
+        ("/sign-in", b"garbage", {"Content-Type": "multipart/form-data"}, 400),
+        ("/sign-in", b"garbage", {"Content-Type": "multipart/form-data; boundary=x"}, 400),
+        ("/sign-in", b'{"token": "\\ud800"}', JSON, 400),
+        ("/topics/t/send", b"", {"Authorization": b"Bearer \xff"}, 401),
+        ("/topics/t/send", b"", {"Origin": "http://["}, 403),
+        ("/topics/t/send", b"", {"Origin": b"http://\xff"}, 403),
+        ("/topics/t/send", b'{"body": "\\ud800"}', JSON, 400),
+    ],
+)
+def test_malformed_requests_are_refused(
+    console: ConsoleClient, path: str, body: bytes, headers: dict[str, str | bytes], status: int
+) -> None:
+    answer = console.post_bytes(path, body, {"Accept": "application/json", **headers})
+    assert answer.status == status, answer.text
+    assert answer.json["message"]
+
+
 def test_allowed_host_is_answered(mq: Connection) -> None:
     with running_console(mq, ConsoleSettings(allowed_hosts=["console.example"])) as url:
         assert ConsoleClient(url).get("/", Host="console.example").status == 200
@@ -205,6 +234,22 @@ def test_slow_redrive_runs_on_and_shows_its_state(mq: Connection, console: Conso
     page = console.get(f"/groups/g/redrives/{begun['job']}").text
     assert "Running" in page
     assert 'hx-trigger="load delay:1s"' in page
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"all": True, "rate": rate} for rate in ("nan", "inf", "0", 0, -1, "1e400")),
+        *({"ids": ids} for ids in ([], [""], [1], {"a": 1}, None, 7)),
+    ],
+)
+def test_bad_redrive_starts_no_job(console: ConsoleClient, fields: dict[str, Any]) -> None:
+    answer = console.post_bytes(
+        "/groups/g/dead-letters/redrive", json.dumps(fields).encode(), JSON | {"Accept": "application/json"}
+    )
+    assert (answer.status, answer.json["error"]) in {(400, "InvalidInput"), (400, "WrongType")}
+    assert console.get("/groups/g/redrives/1").status == 404
 
 
 @pytest.mark.usefixtures("admin")

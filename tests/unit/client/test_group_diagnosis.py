@@ -52,7 +52,13 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "no member",
         {"members": [], "queues": [WAITING], "since_commit": 900.0},
         "no member of the group is connected; 4",
-        "",
+        "none of them has committed lately either",
+    ),
+    (
+        "no member, last commit unknown",
+        {"members": [], "queues": [WAITING]},
+        "no member of the group is connected; 4",
+        "when the group last committed is not known",
     ),
     (
         "pull consumer",

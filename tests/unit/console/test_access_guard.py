@@ -75,6 +75,8 @@ def test_only_known_hosts_are_answered(sessions: Sessions, host: str | None, exp
         (f"https://{HOST}", None, 200),
         (None, "none", 200),
         ("null", None, 403),
+        ("http://[", None, 403),
+        ("http://\udcff", None, 403),
         ("http://evil.example", None, 403),
         ("http://127.0.0.1:9999", None, 403),
         (f"ftp://{HOST}", None, 403),
@@ -108,6 +110,7 @@ def test_link_from_another_site_is_answered(sessions: Sessions) -> None:
         (f"Bearer {TOKEN[:-1]}", 401),
         (TOKEN, 401),
         ("Bearer ä", 401),
+        ("Bearer \udcff", 401),
         (f"Bearer {TOKEN}", 200),
     ],
 )
@@ -119,7 +122,14 @@ def test_session_needs_its_own_csrf_token(sessions: Sessions) -> None:
     rules = guard(sessions)
     mine, other = sessions.open(), sessions.open()
     csrf, others = sessions.get(mine).csrf, sessions.get(other).csrf
-    table = [(mine, csrf, 200), (mine, None, 403), (mine, "", 403), (mine, others, 403), ("unknown", csrf, 401)]
+    table = [
+        (mine, csrf, 200),
+        (mine, None, 403),
+        (mine, "", 403),
+        (mine, others, 403),
+        (mine, "\udcff", 403),
+        ("unknown", csrf, 401),
+    ]
     for session, given, expected in table:
         assert status(rules, replace(WRITE, session=session, csrf=given)) == expected, (session, given)
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from raymq.client import InvalidInput, MessageQueue
+from raymq.client import InvalidInput, MessageQueue, QueueNotFound
+from raymq.client.results import QueueStats
 from raymq.console import page_rendering as rendering
-from raymq.console.form_fields import Fields
+from raymq.console.form_fields import Fields, json_fields
+from raymq.console.message_listing import queue_of
 from raymq.console.paging import ITEMS_PER_PAGE, page_of
 from raymq.console.sign_in_pages import local_path
 from raymq.console.tail_window import TailWindow
@@ -71,7 +73,44 @@ def test_fields_have_checked_types() -> None:
             read(name)
 
 
+@pytest.mark.parametrize("rate", ["nan", "inf", "-inf", "0", "-1", "1e400", "1e10", "many", 0, -1.5, True])
+def test_bad_rate_is_refused(rate: Any) -> None:
+    with pytest.raises(InvalidInput, match="rate"):
+        Fields({"rate": rate}).rate("rate")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no",
+        b"[]",
+        b"[" * 100_000,
+        b'{"token": "\\ud800"}',
+        b'{"token": "\xed\xa0\x80"}',
+        b'{"rate": NaN}',
+        b'{"rate": 1e999}',
+        b'{"rate": ' + b"1" * 5_000 + b"}",
+    ],
+)
+def test_bad_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="JSON object"):
+        json_fields(body)
+
+
+def test_json_fields_are_those_of_the_object() -> None:
+    assert json_fields('{"a": "ä", "b": 1.5}'.encode()) == {"a": "ä", "b": 1.5}
+    assert json_fields(b"") == {}
+
+
 QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@pytest.mark.parametrize("text", ["broker-a:1", "broker-a:" + "1" * 5_000, "broker-a", ":", "broker-a:x", ""])
+def test_unknown_queue_is_refused(text: str) -> None:
+    stats = {QUEUE: QueueStats(0, 0, 0.0)}
+    assert queue_of(stats, "t", "broker-a:0") == QUEUE
+    with pytest.raises(QueueNotFound):
+        queue_of(stats, "t", text)
 
 
 def test_tail_counts_what_it_drops() -> None:
