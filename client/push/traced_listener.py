@@ -52,9 +52,9 @@ def record_failures(span: MessageSpan, failures: Sequence[CallFailure | None], *
         return
     first = failed[0]
     if first.error is not None and with_text:
-        span.span.record_exception(first.error)
+        span.record_exception(first.error)
     if len(failures) > 1:
-        span.span.set_attribute(span_attributes.FAILED_MESSAGES, len(failed))
+        span.set_attribute(span_attributes.FAILED_MESSAGES, len(failed))
     span.failed(error_type(first), first.reason)
 
 
@@ -73,7 +73,7 @@ def traced_send_back(send_back: SendBack, tracer: MessageTracer, group: str) -> 
                 span.rename("dead_letter", message)
             elif result.given_up:
                 span.failed("given_up", "the message will not be delivered again")
-            span.span.set_attribute(span_attributes.FAILURE, failure.reason)
+            span.set_attribute(span_attributes.FAILURE, failure.reason)
         return result
 
     return traced

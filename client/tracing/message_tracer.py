@@ -2,7 +2,8 @@
 
 This is the only module of the client that imports OpenTelemetry. `Connection` imports it if it traces. The program
 brings the SDK and the exporter; without them there are no spans, and a trace context of the caller is still passed on.
-An error of a span is logged and otherwise ignored: a trace must not make a send or a listener call fail.
+An error of a span is logged and otherwise ignored: a trace must not make a send or a listener call fail. So every call
+of OpenTelemetry, which runs the program's span processors, is within `_unharmed`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -35,16 +36,35 @@ _w3c: Final = TraceContextTextMapPropagator()
 _log = logging.getLogger(__name__)
 
 
+class _Unharmed(contextlib.ContextDecorator):
+    """Log an error of the block or function instead of raising it: the first of the process as a warning."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
+        with contextlib.suppress(Exception):  # a fault of the program's own logging
+            _log.log(level, "an error of a span is ignored; the next ones are logged as DEBUG", exc_info=error)
+        return True
+
+
+_unharmed: Final = _Unharmed()
+
+
 class MessageSpan:
-    """A span of an operation on messages. As a context manager it ends with the block.
+    """A span of an operation on messages. As a context manager it ends with the block. No method raises.
 
     Attributes:
-        span: OpenTelemetry's span.
         messages: of a send: the messages to send, which carry the span's context.
     """
 
     def __init__(self, span: Span, messages: Sequence[Message] = ()) -> None:
-        self.span = span
+        self._span = span
         self.messages = messages
         self._token: Any = None
 
@@ -52,36 +72,59 @@ class MessageSpan:
     def carrier(self) -> dict[str, str]:
         """Return the span's context as properties of a message, {} if nothing is traced."""
         carrier: dict[str, str] = {}
-        _w3c.inject(carrier, trace.set_span_in_context(self.span, Context()))
+        with _unharmed:
+            _w3c.inject(carrier, trace.set_span_in_context(self._span, Context()))
         return carrier
+
+    @_unharmed
+    def set_attribute(self, name: str, value: str | int) -> None:
+        """Set an attribute."""
+        self._span.set_attribute(name, value)
 
     def rows(self, count: int) -> None:
         """Set the number of messages."""
-        self.span.set_attribute(span_attributes.BATCH_COUNT, count)
+        self.set_attribute(span_attributes.BATCH_COUNT, count)
 
+    @_unharmed
     def stored(self, results: Sequence[SendResult]) -> None:
         """Record the result of a send."""
-        if len(results) == 1 and self.span.is_recording():
-            self.span.set_attributes(span_attributes.of_result(results[0]))
+        if len(results) == 1 and self._span.is_recording():
+            self._span.set_attributes(span_attributes.of_result(results[0]))
 
+    @_unharmed
     def rename(self, name: str, message: ReceivedMessage) -> None:
         """Give the span of an operation on `message` another name, since its outcome is known now."""
-        self.span.update_name(f"{name} {_topic([message])}")
-        self.span.set_attribute(span_attributes.OPERATION_NAME, name)
+        self._span.update_name(f"{name} {_topic([message])}")
+        self._span.set_attribute(span_attributes.OPERATION_NAME, name)
 
+    @_unharmed
     def failed(self, error_type: str, reason: str) -> None:
         """Record a failure."""
-        self.span.set_attribute(span_attributes.ERROR_TYPE, error_type)
-        self.span.set_status(StatusCode.ERROR, reason)
+        self._span.set_attribute(span_attributes.ERROR_TYPE, error_type)
+        self._span.set_status(StatusCode.ERROR, reason)
 
     def raised(self, error: BaseException) -> None:
         """Record a failure by an exception."""
-        self.failed(span_attributes.of_error(error), f"{type(error).__name__}: {error}")
+        text = ""
+        with _unharmed:  # the user's exception class makes the text
+            text = f": {error}"
+        self.failed(span_attributes.of_error(error), type(error).__name__ + text)
+
+    @_unharmed
+    def record_exception(self, error: BaseException) -> None:
+        """Record an exception with its traceback, which alone makes the span no failed one."""
+        self._span.record_exception(error)
 
     def activate(self) -> Self:
         """Make it the current span, until `__exit__`: spans of the same thread or task become its children."""
-        self._token = span_context.attach(trace.set_span_in_context(self.span))
+        with _unharmed:
+            self._token = span_context.attach(trace.set_span_in_context(self._span))
         return self
+
+    @_unharmed
+    def end(self, ended_ns: int | None = None) -> None:
+        """End it, at a time in ns or now."""
+        self._span.end(ended_ns)
 
     def __enter__(self) -> Self:
         return self
@@ -90,10 +133,11 @@ class MessageSpan:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._token is not None:
-            span_context.detach(self._token)
+            with _unharmed:
+                span_context.detach(self._token)
         if error is not None:
             self.raised(error)
-        self.span.end()
+        self.end()
 
 
 class MessageTracer:
@@ -113,17 +157,18 @@ class MessageTracer:
         already. `kind` is RocketMQ's message type.
         """
         parent = None
-        if not is_batch and not trace.get_current_span().get_span_context().is_valid:
+        if not is_batch and not _current().is_valid:
             parent = _extracted(trace_properties.carried_context(messages[0].properties, {}))
-        span = self._begin(
+        begun = self._begin(
             f"send {messages[0].topic}",
             SpanKind.PRODUCER,
             lambda: span_attributes.of_sent(messages, group, is_batch=is_batch, kind=kind),
             parent,
         )
-        begun = MessageSpan(span)
-        carrier = begun.carrier
-        begun.messages = [trace_properties.with_context(message, carrier) for message in messages]
+        begun.messages = messages
+        with _unharmed:
+            carrier = begun.carrier
+            begun.messages = [trace_properties.with_context(message, carrier) for message in messages]
         return begun
 
     def sending_rows(self, topic: str, group: str | None, more: Attributes | None = None) -> MessageSpan:
@@ -132,7 +177,7 @@ class MessageTracer:
         def attributes() -> Attributes:
             return span_attributes.of_rows(topic, group) | (more or {})
 
-        return MessageSpan(self._begin(f"send {topic}", SpanKind.PRODUCER, attributes, None))
+        return self._begin(f"send {topic}", SpanKind.PRODUCER, attributes, None)
 
     def processing(
         self, messages: Sequence[ReceivedMessage], group: str | None, more: Attributes | None = None
@@ -142,14 +187,12 @@ class MessageTracer:
         For one message it is a child of the sender's span, for several it has a link to each of them.
         """
         parent, links = self._origins(messages)
-        return MessageSpan(
-            self._begin(
-                f"process {_topic(messages)}",
-                SpanKind.CONSUMER,
-                lambda: span_attributes.of_received("process", "process", messages, group) | (more or {}),
-                parent if len(messages) == 1 else None,
-                links,
-            )
+        return self._begin(
+            f"process {_topic(messages)}",
+            SpanKind.CONSUMER,
+            lambda: span_attributes.of_received("process", "process", messages, group) | (more or {}),
+            parent if len(messages) == 1 else None,
+            links,
         ).activate()
 
     def received(self, messages: Sequence[ReceivedMessage], group: str, began_ns: int) -> None:
@@ -159,7 +202,7 @@ class MessageTracer:
             by_topic.setdefault(_topic([message]), []).append(message)
         for topic, of_topic in by_topic.items():
             parent, links = self._origins(of_topic)
-            if len(of_topic) > 1 or trace.get_current_span().get_span_context().is_valid:
+            if len(of_topic) > 1 or _current().is_valid:
                 parent = None
             attributes = _of_received(of_topic, "receive", "receive", group)
             self._begin(f"receive {topic}", SpanKind.CLIENT, attributes, parent, links, began_ns).end()
@@ -168,7 +211,7 @@ class MessageTracer:
         """Begin the span of the end of a delivery, such as "retry". It continues the trace of the message."""
         parent, _ = self._origins([message])
         attributes = _of_received([message], name, "settle", group)
-        return MessageSpan(self._begin(f"{name} {_topic([message])}", SpanKind.CLIENT, attributes, parent))
+        return self._begin(f"{name} {_topic([message])}", SpanKind.CLIENT, attributes, parent)
 
     def redrivable(self, message: ReceivedMessage) -> TracedEntry:
         """Return what `redriven` needs of a dead letter."""
@@ -179,7 +222,7 @@ class MessageTracer:
 
         The span continues the trace of the message, and has a link to the current span.
         """
-        current = trace.get_current_span().get_span_context()
+        current = _current()
         links = [Link(current)] if current.is_valid else []
 
         def attributes() -> Attributes:
@@ -195,7 +238,7 @@ class MessageTracer:
             return span_attributes.operation(name, "settle", message.topic)
 
         parent = _extracted(trace_properties.carried_context(message.properties, {}))
-        return MessageSpan(self._begin(f"{name} {message.topic}", SpanKind.CLIENT, attributes, parent))
+        return self._begin(f"{name} {message.topic}", SpanKind.CLIENT, attributes, parent)
 
     def planned_read(self, topics: Iterable[str], count: int, began_ns: int) -> None:
         """Record that a read of so many messages was planned, which began at `began_ns`."""
@@ -212,7 +255,7 @@ class MessageTracer:
         """Record that a batch of a stream ran between two times; it has links to the contexts that are carried."""
         began_ns, ended_ns = began_and_ended_ns
         contexts = [context for context in map(_extracted, carriers) if context is not None]
-        links = [Link(trace.get_current_span(context).get_span_context()) for context in contexts]
+        links = [Link(_current(context)) for context in contexts]
 
         def attributes() -> Attributes:
             return span_attributes.operation("process", "process", name) | more
@@ -227,26 +270,27 @@ class MessageTracer:
         parent: Context | None,
         links: Sequence[Link] = (),
         began_ns: int | None = None,
-    ) -> Span:
-        """Begin a span; `parent` None is the current span."""
-        span = self._tracer.start_span(name, parent, kind, links=links, start_time=began_ns)
-        if span.is_recording():
-            with _unharmed():
+    ) -> MessageSpan:
+        """Begin a span; `parent` None is the current span. One that cannot be begun records nothing."""
+        span: Span = trace.INVALID_SPAN
+        with _unharmed:
+            span = self._tracer.start_span(name, parent, kind, links=links, start_time=began_ns)
+            if span.is_recording():
                 span.set_attribute(span_attributes.CLIENT_ID, f"{self._pool.local_host}@{os.getpid()}")
                 if self._namespace is not None:
                     span.set_attribute(span_attributes.NAMESPACE, self._namespace)
                 span.set_attributes(attributes())
-        return span
+        return MessageSpan(span)
 
     def _origins(self, messages: Sequence[ReceivedMessage]) -> tuple[Context | None, list[Link]]:
         """Return the context of the first message's sender, and links to all senders."""
         parent: Context | None = None
         contexts: dict[tuple[int, int], SpanContext] = {}
-        with _unharmed():
+        with _unharmed:
             for message in messages[:MAX_LINKS]:
                 context = _extracted(trace_properties.received_context(message))
                 if context is not None:
-                    sender = trace.get_current_span(context).get_span_context()
+                    sender = _current(context)
                     contexts[sender.trace_id, sender.span_id] = sender
                     parent = parent or context
         return parent, [Link(each) for each in contexts.values()]
@@ -256,12 +300,21 @@ def _of_received(messages: Sequence[ReceivedMessage], name: str, kind: str, grou
     return lambda: span_attributes.of_received(name, kind, messages, group)
 
 
+def _current(context: Context | None = None) -> SpanContext:
+    """Return the context of the current span, or of the one in `context`."""
+    with _unharmed:
+        return trace.get_current_span(context).get_span_context()
+    return trace.INVALID_SPAN_CONTEXT
+
+
 def _extracted(carrier: Mapping[str, str]) -> Context | None:
     """Return the context that properties carry, None if there is none."""
     if not carrier:
         return None
-    context = _w3c.extract(carrier, Context())
-    return context if trace.get_current_span(context).get_span_context().is_valid else None
+    with _unharmed:
+        context = _w3c.extract(carrier, Context())
+        return context if _current(context).is_valid else None
+    return None
 
 
 def _topic(messages: Sequence[ReceivedMessage]) -> str:
@@ -270,12 +323,3 @@ def _topic(messages: Sequence[ReceivedMessage]) -> str:
         return messages[0].topic
     except Exception:  # noqa: BLE001 - a message that cannot be read still has to be processed
         return messages[0].queue.topic
-
-
-@contextlib.contextmanager
-def _unharmed() -> Iterator[None]:
-    """Log an error of the block instead of raising it."""
-    try:
-        yield
-    except Exception:  # noqa: BLE001 - a message that cannot be read still has to be processed
-        _log.debug("attributes of a span", exc_info=True)

@@ -212,20 +212,24 @@ class TimerLog:
         They are sorted by due time and queue offset.
 
         Args:
-            most: about how many entries of the runs are checked; the following ones are left for the next call.
+            most: about how many entries are checked; the following ones are left for the next call.
 
         Returns:
             the waiting entries, and the sort key before which they are complete.
         """
         frozen, _, runs = self._settled
         end: SortKey = max(begin, (until_ms, MIN_KEY))
+        after = begin[0], begin[1] + 1  # entries with the same sort key stay together
         firsts = [run.lower_bound(begin) for run in runs]
-        each = max(1, most // max(1, len(runs)))
+        unsorted = [part for part in (frozen, self._recent()) if len(part)]
+        each = max(1, most // max(1, len(runs) + len(unsorted)))
         for run, first in zip(runs, firsts, strict=True):
-            if first + each < len(run) and (mark := run.mark(first + each)) < end:
-                end = mark if mark > begin else (begin[0], begin[1] + 1)  # entries with the same sort key stay together
+            if first + each < len(run):
+                end = min(end, max(after, run.mark(first + each)))
+        unsorted = [_between(part, begin, end) for part in unsorted]
+        end = min([end, *(max(after, _mark_of(part, each)) for part in unsorted if len(part) > each)])
         parts = [run.part(first, run.lower_bound(end)) for run, first in zip(runs, firsts, strict=True)]
-        parts += [_between(part, begin, end) for part in (frozen, self._recent())]
+        parts += [NO_ENTRIES, *(_between(part, begin, end) for part in unsorted)]
         return self._without_over(pending_entries(np.concatenate(parts))), end
 
     def _without_over(self, entries: Entries) -> Entries:
@@ -423,3 +427,12 @@ def _between(entries: Entries, begin: SortKey, end: SortKey) -> Entries:
     within = ((due > begin[0]) | (key >= begin[1])) & ((due < end[0]) | (key < end[1]))
     found: Entries = rough[within]
     return found
+
+
+def _mark_of(entries: Entries, number: int) -> SortKey:
+    """Return the sort key that the entry of this number would have if the entries were sorted, without sorting them."""
+    due = entries["due_ms"].astype(np.int64)
+    due_ms = int(np.partition(due, number)[number])
+    keys = entries["key"][due == due_ms].astype(np.int64)
+    earlier = number - int(np.count_nonzero(due < due_ms))
+    return due_ms, int(np.partition(keys, earlier)[earlier])

@@ -135,6 +135,20 @@ def test_due_timers_are_read_without_later_ones(tmp_path: Path, monkeypatch: pyt
     assert taken == [(100, 200), (100, 1_100)]
 
 
+@pytest.mark.parametrize("keys", [1, 3, 500])
+def test_a_limit_holds_for_entries_of_the_journal_too(tmp_path: Path, keys: int) -> None:
+    log = open_timer_log(tmp_path)
+    for offset in range(500):
+        log.append(entry(START_MS + offset * 7 % 500 // 100, offset, key=offset % keys))
+    begin, found, most = (0, MIN_KEY), [], 0
+    while begin < (EVER_MS, MIN_KEY):
+        part, following = log.waiting(begin, EVER_MS, 10)
+        assert all(begin <= (due_ms, key) < following for due_ms, key in part[["due_ms", "key"]].tolist())
+        found, most, begin = found + offsets(part), max(most, len(part)), following
+    assert sorted(found) == list(range(500))
+    assert most == {1: 100, 3: 34, 500: 10}[keys], "those with the same time and key stay together"
+
+
 class CallsBelow(FileCalls):
     """Count calls for files below a folder; stores of other tests may run as well."""
 

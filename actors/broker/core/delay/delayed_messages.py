@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from raymq.actors.broker.core.delay.schedule_message_service import ScheduleMessageService
 from raymq.actors.broker.core.delay.timer_message_store import TimerMessageStore
 from raymq.storage.cooperative_steps import Steps
@@ -15,10 +13,12 @@ from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput, OffsetOutOfRange, QueueNotFound, RayMQError
 from raymq.storage.records import property_names as names
 from raymq.storage.store import Store
-from raymq.storage.timers.timer_entry import MIN_KEY
+from raymq.storage.timers.timer_entry import MIN_KEY, SortKey, sort_entries
 
-#: How many waiting messages one step reads, and one page examines at most, and the bytes of a page.
+#: How many waiting messages one step reads, and after how many of their bytes it ends.
 _AT_ONCE: Final = 64
+_BYTES_AT_ONCE: Final = 1 << 20
+#: How many messages one page examines at most, and the bytes of a page.
 _MAX_EXAMINED: Final = 10_000
 _MAX_BYTES: Final = 8 << 20
 _NEVER_MS: Final = 1 << 62
@@ -74,7 +74,7 @@ class DelayedMessages:
             elif stage == _TIMERS:
                 while not self._timers.index_new_records():
                     yield None
-                self._add_timers(page, topic, (first, second))
+                yield from self._add_timers(page, topic, (first, second))
             else:
                 raise InvalidInput("begin", "a position that an answer has named", begin)
             yield None
@@ -91,20 +91,30 @@ class DelayedMessages:
             if begin >= end:
                 return
             places, sizes, due = self._store.entries(SCHEDULE_TOPIC, level - 1, begin, min(_AT_ONCE, end - begin))
+            read = read_bytes = 0
             for place, size, due_ms in zip(places.tolist(), sizes.tolist(), due.tolist(), strict=True):
                 self._add(page, topic, place, size, due_ms)
-            if 0 < len(places) < end - begin:
-                page.following = (_LEVELS, level, begin + len(places))
+                read, read_bytes = read + 1, read_bytes + size
+                if read_bytes >= _BYTES_AT_ONCE:
+                    break
+            if 0 < read < end - begin:
+                page.following = (_LEVELS, level, begin + read)
 
-    def _add_timers(self, page: DelayedPage, topic: str | None, mark: tuple[int, int]) -> None:
+    def _add_timers(self, page: DelayedPage, topic: str | None, mark: SortKey) -> Steps[None]:
+        """Add the next timers; it takes more than one step if very many have the same sort key."""
         found, following = self._timers.log.waiting(mark, _NEVER_MS, _AT_ONCE)
-        for place, size, due_ms in zip(
-            found["physical_offset"].astype(np.int64).tolist(),
-            found["size"].astype(np.int64).tolist(),
-            found["due_ms"].astype(np.int64).tolist(),
-            strict=True,
-        ):
+        ordered = sort_entries(found)
+        columns = (ordered[name].tolist() for name in ("due_ms", "key", "physical_offset", "size"))
+        read, read_bytes, last = 0, 0, mark
+        for due_ms, key, place, size in zip(*columns, strict=True):
+            if read >= _AT_ONCE or read_bytes >= _BYTES_AT_ONCE:
+                if (due_ms, key) != last:  # a position cannot divide timers with the same sort key
+                    following = due_ms, key
+                    break
+                yield None
+                read = read_bytes = 0
             self._add(page, topic, place, size, due_ms)
+            read, read_bytes, last = read + 1, read_bytes + size, (due_ms, key)
         page.following = None if following >= (_NEVER_MS, MIN_KEY) else (_TIMERS, *following)
 
     def _add(self, page: DelayedPage, topic: str | None, place: int, size: int, due_ms: int) -> None:
