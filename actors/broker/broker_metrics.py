@@ -228,9 +228,12 @@ class BrokerMetrics:
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def _progress_steps(self) -> Steps[dict[tuple[str, str], tuple[float, ...]]]:
-        """Return for each group and topic the lag, in flight, ready, and age of the oldest message in ms."""
-        found: dict[tuple[str, str], tuple[float, ...]] = {}
+    def _progress_steps(self) -> Steps[dict[tuple[str, str], tuple[float | None, ...]]]:
+        """Return for each group and topic the lag, in flight, ready, and age of the oldest message in ms.
+
+        The number in flight is None if it is not known for all queues.
+        """
+        found: dict[tuple[str, str], tuple[float | None, ...]] = {}
         looked_at = 0
         for group in sorted(self._core.group_settings.all()):
             try:
@@ -239,7 +242,8 @@ class BrokerMetrics:
                 continue
             owners = self._groups.owners(group)
             for topic in topics:
-                lag = in_flight = ready = oldest_ms = 0
+                lag = ready = oldest_ms = 0
+                in_flight: int | None = 0
                 with contextlib.suppress(TopicNotFound, NotFoundError):
                     for queue_id in range(self._core.topics.get(topic).read_queues):
                         looked_at += 1
@@ -248,13 +252,14 @@ class BrokerMetrics:
                         left = self._consumption.left(group, topic, queue_id, owners.get((topic, queue_id)))
                         if left is not None:
                             lag += left.lag
-                            in_flight += left.in_flight
+                            more = left.in_flight
+                            in_flight = None if in_flight is None or more is None else in_flight + more
                             ready += left.ready
                             oldest_ms = max(oldest_ms, left.unfinished_ms or 0)
                     found[group, topic] = lag, in_flight, ready, oldest_ms
         return found
 
-    def _consumed(self, pairs: Mapping[tuple[str, str], tuple[float, ...]], most: int) -> Iterator[MetricFamily]:
+    def _consumed(self, pairs: Mapping[tuple[str, str], tuple[float | None, ...]], most: int) -> Iterator[MetricFamily]:
         families = [
             MetricFamily(name, "gauge", text, _CONSUMPTION)
             for name, text in (
@@ -274,6 +279,8 @@ class BrokerMetrics:
         for pair, values in pairs.items():
             labels = _consumption_labels(*pair) if pair in named else (OTHER, OTHER, "false", "false")
             for family, value in zip(families, values, strict=True):
+                if value is None:
+                    continue
                 before = family.samples.get(labels, 0)
                 assert isinstance(before, int | float)
                 family.samples[labels] = max(before, value) if family is families[-1] else before + value
