@@ -145,9 +145,10 @@ class QueueProgress:
         owner: the client id of the member that fetched from the queue last; None if no current member has.
         subscribed: whether the group's members subscribe to the queue's topic; None where no member is connected.
         in_flight: the number of messages that were given out and are not finished. With a tag filter the messages
-            between them count, too.
-        ready: the number of messages that could be given out now; in a queue of a simple consumer or of a push consumer
-            with `mode="pop"` these are neither leased nor waiting for a retry.
+            between them count, too. None where no member is connected and nothing is lent: pull consumers are no
+            members, and how far they have read is not known.
+        ready: the number of messages that could be given out now, to a new member if there is none; in a queue of a
+            simple consumer or of a push consumer with `mode="pop"` these are neither leased nor waiting for a retry.
         oldest_unfinished_age: seconds since the oldest message was stored that the group has not finished; 0.0 if it
             has finished all.
     """

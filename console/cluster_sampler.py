@@ -220,14 +220,16 @@ class ClusterSampler:
 def group_figures(progress: GroupProgress, rate_out: float | None, dead_letters: int | None, at: float) -> GroupFigures:
     """Return the totals of a group's progress.
 
-    A value is None if it is unknown for all queues. Queues of topics that no member subscribes to are left out.
+    A value is None if it is unknown for all queues, the number in flight also if it is for one with a lag. Queues of
+    topics that no member subscribes to are left out.
     """
     counted = [queue for queue in progress.values() if queue.subscribed is not False]
     lag = sum_known(queue.lag for queue in counted)
+    is_hidden = any(queue.lag and queue.in_flight is None for queue in counted)
     return GroupFigures(
         lag=None if lag is None else int(lag),
         lag_partly_unknown=lag is not None and any(queue.lag is None and queue.max_offset != 0 for queue in counted),
-        in_flight=_whole(sum_known(queue.in_flight for queue in counted)),
+        in_flight=None if is_hidden else _whole(sum_known(queue.in_flight for queue in counted)),
         ready=_whole(sum_known(queue.ready for queue in counted)),
         oldest_age=max((age for queue in counted if (age := queue.oldest_unfinished_age) is not None), default=None),
         has_members=any(queue.subscribed is not None for queue in progress.values()),

@@ -402,10 +402,18 @@ def _standing(facts: GroupFacts) -> Iterator[_Finding]:
         f"{sum(each.now.lag or 0 for each in standing):,} messages wait in {_queues(sorted(queues))}, and nothing was "
         f"committed there within {format_duration(facts.seconds)}; why is not known to the brokers",
         [
-            f"{sum(each.now.in_flight or 0 for each in standing):,} of them were given out",
+            _given_out(standing),
             "consumer.health and the log of raymq.consumer say more",
         ],
     )
+
+
+def _given_out(queues: Sequence[QueueFacts]) -> str:
+    counts = [each.now.in_flight for each in queues]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return "how many of them were given out is not known"
+    return f"{sum(known):,} of them were given out"
 
 
 def _in_order(facts: GroupFacts) -> _Finding:

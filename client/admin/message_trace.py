@@ -46,7 +46,8 @@ class GroupConsumption:
 
     Attributes:
         state: "finished", "in flight" (given out and not finished), "ready" (could be given out now, or will be after
-            those before it), "waiting" (a retry waits for its time), or "unknown".
+            those before it), "waiting" (a retry waits for its time), or "unknown" (the group never committed, or has no
+            connected member, so that how far it has read is not known).
         offset: of the copy in its queue.
     """
 

@@ -167,6 +167,9 @@ def test_metrics_count_what_clients_did(broker: MeasuredBroker) -> None:
     assert found.value("rocketmq_consumer_lag_messages", consumer_group="popping", topic="t") == 11
     assert found.value("rocketmq_consumer_inflight_messages", consumer_group="popping", topic="t") == 1
     assert found.value("rocketmq_consumer_ready_messages", consumer_group="popping", topic="t") == 6
+    unknown = {("consumer_group", "pulling"), ("topic", "t")}
+    assert not any(labels >= unknown for labels in found.samples["rocketmq_consumer_inflight_messages"])
+    assert found.value("rocketmq_consumer_ready_messages", consumer_group="pulling", topic="t") == 7
     assert found.value("rocketmq_commit_messages_total", topic="t") == 1
     assert found.value("rocketmq_rollback_messages_total", topic="t") == 1
     assert found.value("rocketmq_half_messages", topic="t") == 1

@@ -71,6 +71,26 @@ def test_progress_of_pop_group_tells_in_flight_and_ready(mq: Connection, admin: 
         assert admin.group_progress("g")[queue].oldest_unfinished_age == 0.0
 
 
+def test_reads_of_pull_consumers_are_not_known_to_be_in_flight(mq: Connection, admin: Admin) -> None:
+    """A pull consumer is no member, so the broker does not know how far it has read."""
+    queue = MessageQueue("t", "broker-a", 0)
+
+    def left() -> tuple[int | None, int | None]:
+        progress = admin.group_progress("g")[queue]
+        return progress.in_flight, progress.ready
+
+    with Producer(mq, "p") as producer, PullConsumer(mq, "g") as pull:
+        producer.send_batch([Message("t", b"x") for _ in range(20)], queue=queue)
+        last = producer.send(Message("t", b"last"), queue=queue).message_id
+        pull.commit(queue, 5)
+        assert pull.poll(queue, 8)
+        assert left() == (None, 16)
+        assert [each.state for each in admin.trace_message(last).consumed] == ["unknown"]
+        pull.commit(queue, 21)
+        assert [each.state for each in admin.trace_message(last).consumed] == ["finished"]
+        assert left() == (0, 0)
+
+
 def test_progress_of_push_group_tells_in_flight_and_ready(mq: Connection, admin: Admin) -> None:
     queue, may_end = MessageQueue("t", "broker-a", 0), threading.Event()
 
@@ -82,7 +102,7 @@ def test_progress_of_push_group_tells_in_flight_and_ready(mq: Connection, admin:
         pull.commit(queue, 0)
         producer.send_batch([Message("t", b"x") for _ in range(40)], queue=queue)
         before = admin.group_progress("g")[queue]
-        assert (before.in_flight, before.ready) == (0, 40)
+        assert (before.in_flight, before.ready) == (None, 40)
     try:
         with PushConsumer(mq, "g", {"t": "*"}, listen, prefetch=10):
             poll_until(lambda: admin.group_progress("g")[queue].in_flight)

@@ -191,7 +191,7 @@ def _progress_object(queue: MessageQueue, progress: QueueLag) -> tuple[str, dict
         "brokerOffset": progress.max_offset,
         "consumerOffset": consumed,
         "lastTimestamp": progress.last_consumed_ms,
-        "pullOffset": consumed if left is None else consumed + left.in_flight,
+        "pullOffset": consumed if left is None else consumed + (left.in_flight or 0),
         "raymqCommitted": progress.committed,
         "raymqOwner": progress.owner,
         "raymqInFlight": None if left is None else left.in_flight,

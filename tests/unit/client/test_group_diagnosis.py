@@ -130,6 +130,12 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "4 of them were given out",
     ),
     (
+        "silent, and what was given out is not known",
+        {"members": [SILENT], "queues": [queue((5, 9), (5, 9), in_flight=None)]},
+        "why is not known to the brokers",
+        "how many of them were given out is not known",
+    ),
+    (
         "no owner",
         {"queues": [queue((5, 9), (5, 9), owner=None)]},
         "1 queue without an owner: orders broker-a/0",

@@ -34,6 +34,12 @@ def test_totals_are_sums_of_what_is_known() -> None:
     assert (found.oldest_age, found.has_members, found.owners) == (90.0, True, ["me"])
 
 
+def test_number_in_flight_is_unknown_if_it_is_for_a_queue_with_a_lag() -> None:
+    read_by_a_pull_consumer = QueueProgress(5, 9, 4, None, None, None, 4, 90.0)
+    found = figures(read_by_a_pull_consumer, CAUGHT_UP)
+    assert (found.lag, found.in_flight, found.ready) == (4, None, 4)
+
+
 @pytest.mark.parametrize(
     ("queues", "lag", "partly"),
     [

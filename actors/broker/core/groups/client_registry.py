@@ -402,6 +402,10 @@ class ClientRegistry:
             raise GroupNotFound(f"no consumer for this group, {group}")
         return found
 
+    def has_members(self, group: str) -> bool:
+        """Return True if a member of a consumer group is connected."""
+        return group in self._consumers
+
     def owners(self, group: str) -> dict[Queue, FetchingMember]:
         """Return which member of a group fetches which queue.
 

@@ -33,13 +33,13 @@ class QueueLeft:
 
     Attributes:
         lag: the number of messages after its committed offset.
-        in_flight: how many were given out and are not finished.
-        ready: how many could be given out now.
+        in_flight: how many were given out and are not finished; None if it is not known.
+        ready: how many could be given out now, to a new member if the group has none.
         unfinished_ms: the age of the first message that is not finished; 0 if all are, None if it is not known.
     """
 
     lag: int
-    in_flight: int
+    in_flight: int | None
     ready: int
     unfinished_ms: int | None
 
@@ -128,8 +128,8 @@ class ConsumeStats:
         """Return what each group that consumes a topic has made of the message at an offset, in steps.
 
         The states are "finished", "in flight" (given out and not finished), "ready" (could be given out now, or will be
-        after those before it), "waiting" (its retry waits for its time) and "unknown" (the group never committed). A
-        filter that excludes the message is not considered.
+        after those before it), "waiting" (its retry waits for its time) and "unknown" (the group never committed, or
+        has no member: fetches of pull consumers name no group). A filter that excludes the message is not considered.
 
         Raises:
             TopicNotFound, QueueNotFound: there is none.
@@ -155,6 +155,8 @@ class ConsumeStats:
             return "unknown"
         if offset < committed:
             return "finished"
+        if not self._groups.has_members(group):
+            return "unknown"
         owner = self._groups.owners(group).get((topic, queue_id))
         return "in flight" if owner is not None and offset < owner.position.offset else "ready"
 
@@ -289,15 +291,21 @@ class ConsumeStats:
         return QueueLag(low, high, committed, last_ms, client_id, self.left(group, topic, queue_id, owner))
 
     def left(self, group: str, topic: str, queue_id: int, owner: FetchingMember | None) -> QueueLeft | None:
-        """Return what a group has not finished in a queue; None if it never committed there."""
+        """Return what a group has not finished in a queue; None if it never committed there.
+
+        The number in flight is not known if the group has no member and nothing is lent: pull consumers are no members,
+        and may have read any message after the committed offset.
+        """
         low, high = self._core.bounds(topic, queue_id)
         committed = self._core.offsets.get(group, topic, queue_id)
         if committed is None:
             return None
         begin = max(committed, low)
         if (unacked := self._core.pop.unacked(group, topic, queue_id)) is not None:
-            in_flight = len(unacked.deliveries) - unacked.ready_count
+            in_flight: int | None = len(unacked.deliveries) - unacked.ready_count
             ready = unacked.ready_count + max(0, high - unacked.next_offset)
+        elif begin < high and not self._groups.has_members(group):
+            in_flight, ready = None, high - begin
         else:
             given_out = begin if owner is None else min(high, max(begin, owner.position.offset))
             in_flight, ready = given_out - begin, high - given_out
