@@ -64,7 +64,10 @@ def redrive_dead_letters(
     if as_json:
         print_json(data)
         return
-    print_fields({name: len(found) for name, found in data.items()} | {"dry_run": dry_run}, as_json=False)
+    counts = {name: len(found) for name, found in data.items()}
+    if dry_run:  # nothing was sent
+        counts = {"would be redriven": counts.pop("redriven"), **counts}
+    print_fields(counts, as_json=False)
 
 
 @dlq_commands.command("delete")
