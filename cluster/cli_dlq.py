@@ -13,6 +13,8 @@ from raymq.client import Admin, RayMQError
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import body_preview, message_fields, print_fields, print_json, print_rows, warn_truncated
 
+_YES_NO = {True: "yes", False: "no"}
+
 
 @click.group("dlq")
 def dlq_commands() -> None:
@@ -39,6 +41,7 @@ def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> 
             "keys": " ".join(message.keys),
             "dead_at": message.dead_at,
             "reason": message.reason,
+            "redriven": None if message.redriven is None else _YES_NO[message.redriven],
             "body": body_preview(message.body),
         }
         for message in found
