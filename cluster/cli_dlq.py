@@ -101,6 +101,8 @@ def export_dead_letters(finder: Finder, group: str, file: Path, as_json: bool) -
         messages = admin.dlq_messages(group)
         with file.open("w", encoding="utf-8") as stream:
             for message in messages:
-                stream.write(json.dumps(message_fields(message), ensure_ascii=False) + "\n")
+                row = message_fields(message)
+                del row["redriven"]  # it would be out of date in a file
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count += 1
     print_fields({"group": group, "file": str(file), "messages": count}, as_json=as_json)

@@ -157,6 +157,11 @@ class GroupFacts:
         return any(each.moves for each in self.queues)
 
     @property
+    def is_abandoned(self) -> bool:
+        """Return True if no member is connected, all brokers tell so, and nothing else commits."""
+        return not (self.members or self.unreachable or self.moves)
+
+    @property
     def is_behind(self) -> bool:
         """Return True if messages are left that are older than some seconds, or of unknown age."""
         left = [each.now.oldest_unfinished_age for each in self.consumed_queues if each.now.lag]
@@ -221,7 +226,7 @@ def _unreachable_brokers(facts: GroupFacts) -> Iterator[_Finding]:
 
 def _no_member(facts: GroupFacts) -> Iterator[_Finding]:
     lately = facts.since_commit is not None and facts.since_commit < _COMMIT_SECONDS
-    if facts.members or facts.unreachable or facts.moves or (lately and not facts.standing_queues):
+    if not facts.is_abandoned or (lately and not facts.standing_queues):
         return
     waiting = facts.lag
     if waiting is None:
@@ -399,7 +404,7 @@ def _excluding_filters(facts: GroupFacts) -> Iterator[_Finding]:
 def _standing(facts: GroupFacts) -> Iterator[_Finding]:
     """Find queues in which messages are left and nothing moves, for no other reason that is known."""
     standing = facts.standing_queues
-    if not standing:
+    if not standing or facts.is_abandoned:
         return
     queues = {each.queue for each in standing}
     calls = [call for member in facts.members if member.status for call in member.status.calls if call.queue in queues]
