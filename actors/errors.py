@@ -299,7 +299,8 @@ class TopicUnavailable(BrokerUnavailable):
 
     def __init__(self, topic: str, brokers: Sequence[str], words: str = "") -> None:
         self.broker = ", ".join(brokers) or "cluster"
-        away = f"{self.broker} has the topic, but left the routes" if brokers else "no broker is registered"
+        have = "has" if len(brokers) == 1 else "have"
+        away = f"{self.broker} {have} the topic, but left the routes" if brokers else "no broker is registered"
         RayMQError.__init__(self, f"{words or f'topic {topic} is unavailable'}: {away}", remedy=CLUSTER_INFO_HINT)
 
 

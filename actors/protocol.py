@@ -231,6 +231,10 @@ class TopicRoute:
             for queue_id in range(data.write_queues)
         )
 
+    def readable_away(self) -> list[MessageQueue]:
+        """Return the readable queues on brokers that have left the route, sorted."""
+        return TopicRoute(self.topic, tuple(each.data for each in self.away)).readable()
+
     def writable_away(self) -> list[MessageQueue]:
         """Return all queues on brokers that have left and that were writable, sorted."""
         return TopicRoute(self.topic, tuple(each.data for each in self.away)).writable()
@@ -249,9 +253,13 @@ class TopicRoute:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All registered brokers: name -> (cluster, {replica id: "host:port"})."""
+    """All registered brokers: name -> (cluster, {replica id: "host:port"}).
+
+    `left` are the brokers that have left the routes lately: name -> "host:port", where they listened.
+    """
 
     brokers: dict[str, tuple[str, dict[int, str]]]
+    left: dict[str, str] = field(default_factory=dict)
 
     @property
     def masters(self) -> dict[str, str]:

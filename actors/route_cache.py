@@ -35,6 +35,7 @@ from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands import route_answers
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.route_headers import GetClusterInfo
 from raymq.storage.clock import boottime
 
 ROUTE_SECONDS = 30.0
@@ -287,8 +288,9 @@ class RouteCache:
         return cached[1] if cached is not None and boottime() - cached[0] < ROUTE_SECONDS else None
 
     async def cluster(self, timeout: float = _NAME_SERVER_SECONDS) -> ClusterView:
-        """Return all brokers that a name server knows."""
-        view = route_answers.read_view((await self.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO), timeout)).body)
+        """Return all brokers that a name server knows, and those that have left the routes lately."""
+        answer = await self.ask(GetClusterInfo(raymq_away=True).command(), timeout)
+        view = route_answers.read_view(answer.body)
         if len(self._names) > _MAX_NAMES:
             self._names = {}
         self._names.update((address, broker) for broker, address in view.masters.items())

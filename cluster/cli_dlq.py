@@ -13,6 +13,8 @@ from raymq.client import Admin, RayMQError
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import body_preview, message_fields, print_fields, print_json, print_rows, warn_truncated
 
+_YES_NO = {True: "yes", False: "no"}
+
 
 @click.group("dlq")
 def dlq_commands() -> None:
@@ -39,6 +41,7 @@ def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> 
             "keys": " ".join(message.keys),
             "dead_at": message.dead_at,
             "reason": message.reason,
+            "redriven": None if message.redriven is None else _YES_NO[message.redriven],
             "body": body_preview(message.body),
         }
         for message in found
@@ -64,7 +67,10 @@ def redrive_dead_letters(
     if as_json:
         print_json(data)
         return
-    print_fields({name: len(found) for name, found in data.items()} | {"dry_run": dry_run}, as_json=False)
+    counts = {name: len(found) for name, found in data.items()}
+    if dry_run:  # nothing was sent
+        counts = {"would be redriven": counts.pop("redriven"), **counts}
+    print_fields(counts, as_json=False)
 
 
 @dlq_commands.command("delete")
@@ -95,6 +101,8 @@ def export_dead_letters(finder: Finder, group: str, file: Path, as_json: bool) -
         messages = admin.dlq_messages(group)
         with file.open("w", encoding="utf-8") as stream:
             for message in messages:
-                stream.write(json.dumps(message_fields(message), ensure_ascii=False) + "\n")
+                row = message_fields(message)
+                del row["redriven"]  # it would be out of date in a file
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count += 1
     print_fields({"group": group, "file": str(file), "messages": count}, as_json=as_json)

@@ -43,8 +43,10 @@ def _progress_table(rows: Rows) -> Rows:
         for row in marked
     ]
     if shown:
-        known = [row["lag"] for row in rows if row["lag"] is not None and row["subscribed"] is not False]
-        shown.append({**dict.fromkeys(shown[0]), "topic": "total", "lag": sum(known) if known else None})
+        counted = [row for row in rows if row["subscribed"] is not False]
+        known = [row["lag"] for row in counted if row["lag"] is not None]
+        least = "at least " if any(row["lag"] is None and row["max_offset"] != 0 for row in counted) else ""
+        shown.append({**dict.fromkeys(shown[0]), "topic": "total", "lag": f"{least}{sum(known)}" if known else None})
     return shown
 
 

@@ -49,9 +49,16 @@ def console(out: TextIO | None = None, *, quiet: bool = False) -> Console:
 def cell(value: Any) -> Text:
     """Format a value for a table cell, on one line."""
     plain = to_plain_data(value)
-    if isinstance(plain, dict) and plain:
-        plain = ", ".join(f"{name} {each}" for name, each in plain.items())
-    return Text("-" if plain is None else _escaped(_CONTROL_AND_BREAKS, str(plain)), overflow="fold")
+    return Text("-" if plain is None else _escaped(_CONTROL_AND_BREAKS, _in_words(plain)), overflow="fold")
+
+
+def _in_words(plain: Any) -> str:
+    """Return plain data as text for people, without the brackets and quotes of a program."""
+    if isinstance(plain, dict | list) and not plain:
+        return "-"
+    if isinstance(plain, dict):
+        return ", ".join(f"{name} {each}" for name, each in plain.items())
+    return ", ".join(map(str, plain)) if isinstance(plain, list) else str(plain)
 
 
 #: Fields with seconds since 1970, besides those that end in _timestamp.
@@ -91,7 +98,7 @@ _OF_REPLICAS: Final = ("in_sync", "confirmed_offset", "end_offset", "lag_bytes")
 _COLUMNS: Final = ("name", "role", "state", "epoch", "address", "pid", "store", "disk_ratio", "version")
 _COLUMNS_WITH_REPLICAS: Final = (
     *("name", "replica", "role", "state", "epoch", "in_sync", "confirmed_offset", "end_offset", "lag_bytes"),
-    *("address", "pid", "store", "version"),
+    *("address", "pid", "store", "disk_ratio", "version"),
 )
 
 
@@ -107,10 +114,19 @@ def broker_fields(broker: BrokerInfo) -> dict[str, Any]:
 
 
 def broker_rows(brokers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the table columns of brokers in the form of `broker_fields`."""
+    """Return the table columns of brokers in the form of `broker_fields`.
+
+    The counts of refused messages are shown if there are any. What an unreachable broker did not tell is unknown.
+    """
     has_replicas = any(name in broker for broker in brokers for name in _OF_REPLICAS)
-    shown = _COLUMNS_WITH_REPLICAS if has_replicas else _COLUMNS
-    return [{name: broker.get(name) for name in shown} for broker in brokers]
+    shown: tuple[str, ...] = _COLUMNS_WITH_REPLICAS if has_replicas else _COLUMNS
+    if any(broker.get("refusals") for broker in brokers):
+        shown += ("refusals",)
+    known_of_all = ("name", "replica", "role", "state", "address")
+    return [
+        {name: broker.get(name) if broker["state"] != "unreachable" or name in known_of_all else None for name in shown}
+        for broker in brokers
+    ]
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, Any]:
@@ -195,5 +211,5 @@ def print_fields(fields: Mapping[str, Any], *, as_json: bool) -> None:
     width = max(map(len, fields))
     for name, value in fields.items():
         read = format_value(name, value)
-        shown = "-" if read is None else _escaped(_CONTROL, str(to_plain_data(read)))
+        shown = "-" if read is None else _escaped(_CONTROL, _in_words(to_plain_data(read)))
         click.echo(f"{name:<{width}}  {shown}")

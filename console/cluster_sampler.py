@@ -149,8 +149,11 @@ class ClusterSampler:
         self._sampled.clear()
 
     async def _sample_cluster(self, newest: ClusterSample) -> None:
-        newest.cluster = None  # If no name server answers, nothing is known.
-        newest.cluster = await self._admin.acluster_info()
+        try:
+            newest.cluster = await self._admin.acluster_info()
+        except BaseException:
+            newest.cluster = None  # If no name server answers, nothing is known.
+            raise
         newest.missing = sorted({broker.name for broker in newest.cluster.brokers if broker.state == "unreachable"})
 
     async def _sample_topics(self, newest: ClusterSample) -> None:

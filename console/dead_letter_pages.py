@@ -45,6 +45,7 @@ def _row(message: DeadMessage) -> dict[str, object]:
         "born_timestamp": message.born_timestamp,
         "dead_at": message.dead_at,
         "reason": message.reason,
+        "redriven": message.redriven,
         "size": len(message.body),
         "preview": preview_body(message.body),
     }

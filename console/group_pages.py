@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -80,10 +81,13 @@ async def group(request: web.Request) -> Page:
 
 
 async def why(request: web.Request) -> Page:
-    """Return why a group does not move; it takes about two seconds."""
+    """Return why a group does not move, and what its members do; it takes about two seconds."""
     name = request.match_info["group"]
-    found = await request.app[CONTEXT].admin.aexplain_group(name)
-    return Page("why", f"Why {name} moves or not", to_plain_data(found), section="groups")
+    admin = request.app[CONTEXT].admin
+    found, members = await asyncio.gather(admin.aexplain_group(name), admin.agroup_members(name))
+    slowest_first = sorted(members, key=lambda member: -(member.longest_call or 0.0))
+    data = {**to_plain_data(found), "members": slowest_first}
+    return Page("why", f"Why {name} moves or not", data, section="groups")
 
 
 async def _dead_letters(context: ConsoleContext, group: str) -> int:

@@ -15,6 +15,8 @@ from raymq.console.console_context import CONTEXT
 from raymq.console.page_rendering import Page
 
 _FOUND: Final = 64
+#: The clocks of a producer and a broker may differ by so much.
+_CLOCK_SECONDS: Final = 1.0
 
 
 async def message_search(request: web.Request) -> Page:
@@ -57,6 +59,12 @@ def message_row(message: ReceivedMessage) -> dict[str, Any]:
     }
 
 
+def clock_lead(born: float, stored: float) -> float | None:
+    """Return by how many seconds a message was born after it was stored; None unless clocks certainly differ."""
+    lead = born - stored
+    return lead if lead > _CLOCK_SECONDS else None
+
+
 async def message(request: web.Request) -> Page:
     """Return one message with its decoded body and its whole life."""
     context = request.app[CONTEXT]
@@ -73,6 +81,7 @@ async def message(request: web.Request) -> Page:
         "properties": found.properties,
         "system_properties": found.system_properties,
         "body": view_body(found.body, found.properties),
+        "born_ahead": clock_lead(found.born_timestamp, found.store_timestamp),
         "trace": trace,
     }
     return Page("message", f"Message {wanted}", data, section="messages")

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Self
 
 from raymq.actors.broker.acks import Acks
@@ -53,6 +53,7 @@ from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage.clock import boottime
 from raymq.storage.errors import StoreError
+from raymq.storage.log.retention import DiskUsage
 from raymq.storage.version import VERSION
 
 #: Interval of the short tasks: sweeps of parked requests and leased messages, due deliveries, the admission's beat.
@@ -278,7 +279,6 @@ class LeaderService:
 
     def status(self) -> BrokerInfo:
         """Return the broker's identity and state."""
-        usage = shutil.disk_usage(self.spec.directory)
         return BrokerInfo(
             name=self.spec.name,
             replica=MASTER_ID,
@@ -289,7 +289,7 @@ class LeaderService:
             pid=os.getpid(),
             node_id=self._node_id,
             store=self.spec.directory,
-            disk_ratio=usage.used / usage.total,
+            disk_ratio=DiskUsage.of(Path(self.spec.directory)).ratio,
             corruption=[Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption],
             scheduler_pid=self._scheduler_pid,
             lateness=self._lateness,

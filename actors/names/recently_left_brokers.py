@@ -15,6 +15,7 @@ from raymq.actors.protocol import PERM_WRITE, RECENTLY_LEFT_SECONDS, QueueData, 
 @dataclass(frozen=True, slots=True)
 class _LeftBroker:
     cluster: str
+    address: str
     since: float
     topics: dict[str, QueueData]
 
@@ -37,16 +38,16 @@ class RecentlyLeftBrokers:
     def __contains__(self, broker: str) -> bool:
         return broker in self._brokers
 
-    def add(self, broker: str, cluster: str, topics: Mapping[str, QueueData], *, read_only: bool) -> None:
+    def add(self, broker: str, cluster: str, address: str, topics: Mapping[str, QueueData], *, read_only: bool) -> None:
         """Add a broker whose last replica has left the routes.
 
-        `read_only`: its write permission was wiped.
+        `address` is where that replica listened. `read_only`: its write permission was wiped.
         """
         self.remove(broker)
         retained = {
             name: replace(data, perm=data.perm & ~PERM_WRITE) if read_only else data for name, data in topics.items()
         }
-        self._brokers[broker] = _LeftBroker(cluster, self.clock(), retained)
+        self._brokers[broker] = _LeftBroker(cluster, address, self.clock(), retained)
         self.topics += len(retained)
 
     def remove(self, broker: str) -> None:
@@ -69,6 +70,15 @@ class RecentlyLeftBrokers:
             if topic in away.topics and cluster in (None, away.cluster):
                 del away.topics[topic]
                 self.topics -= 1
+
+    def addresses(self) -> dict[str, str]:
+        """Return where these brokers listened, by name."""
+        now = self.clock()
+        return {
+            broker: away.address
+            for broker, away in sorted(self._brokers.items())
+            if now - away.since < RECENTLY_LEFT_SECONDS
+        }
 
     def of(self, topic: str) -> tuple[RecentlyLeftQueues, ...]:
         """Return the queues of a topic on these brokers, sorted by broker name."""

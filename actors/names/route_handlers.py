@@ -19,6 +19,7 @@ from raymq.actors.wire.headers.route_headers import (
     AddWritePermission,
     DeleteTopicInNameServer,
     GetBrokerMemberGroup,
+    GetClusterInfo,
     GetRouteInfo,
     GetTopicsByCluster,
     QueryDataVersion,
@@ -255,14 +256,17 @@ def _lookup(
         return json_body.answer(request, body if order is None else body | {"orderTopicConf": order})
 
     def cluster(_: ServerConnection, request: Command) -> Command:
-        brokers = table.view().brokers
+        view = table.view()
+        brokers = view.brokers
         clusters: dict[str, list[str]] = {}
         for name, (cluster_name, _addresses) in brokers.items():
             clusters.setdefault(cluster_name, []).append(name)
-        body = {
+        body: dict[str, Any] = {
             "brokerAddrTable": {name: _broker_object(name, *replicas) for name, replicas in brokers.items()},
             "clusterAddrTable": clusters,
         }
+        if GetClusterInfo.read(request).raymq_away and view.left:
+            body[AWAY] = view.left
         return json_body.answer(request, body)
 
     def member_group(_: ServerConnection, request: Command) -> Command:

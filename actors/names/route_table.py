@@ -170,7 +170,8 @@ class RouteTable:
         if _speaker(replicas) is not None:
             self._away.remove(broker)
         elif before is not None:
-            self._away.add(broker, before.cluster, before.topics, read_only=broker in self._read_only)
+            read_only = broker in self._read_only
+            self._away.add(broker, before.cluster, before.address, before.topics, read_only=read_only)
         if not replicas:
             self._epochs.pop(broker, None)
         self._forget_those_away()
@@ -344,12 +345,13 @@ class RouteTable:
         return list(names)
 
     def view(self) -> ClusterView:
-        """Return all registered brokers."""
+        """Return all registered brokers, and those that have left lately."""
         return ClusterView(
             {
                 broker: (next(iter(replicas.values())).cluster, {i: r.address for i, r in sorted(replicas.items())})
                 for broker, replicas in sorted(self._brokers.items())
-            }
+            },
+            self._away.addresses(),
         )
 
     def member_group(self, cluster: str, broker: str) -> dict[int, str]:

@@ -22,11 +22,13 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
     """Return the cluster's current state.
 
     `known_before` are the addresses of the brokers of the previous call, by name and replica. Brokers that do not
-    answer now, or that have left the routes since, are reported as "unreachable".
+    answer now, or that have left the routes since or lately, are reported as "unreachable".
     """
-    view = (await mq.routes.cluster()).brokers
+    answered = await mq.routes.cluster()
+    view = answered.brokers
     registered = {address: (name, each) for name, (_, replicas) in view.items() for each, address in replicas.items()}
-    before = {address: replica for replica, address in known_before.items()}
+    before = {address: (name, 0) for name, address in answered.left.items()}
+    before |= {address: replica for replica, address in known_before.items()}
 
     async def broker(address: str) -> BrokerInfo:
         try:

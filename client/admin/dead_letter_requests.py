@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 from uuid import uuid4
 
@@ -57,11 +58,12 @@ class DeadMessage(ReceivedMessage):
 
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are those of the original message.
     `dead_at` is the time at which it was put there, in seconds since 1970; `reason` is why, "" where a foreign broker
-    put it there.
+    put it there. `redriven` says whether it was sent to its group again; None where that was not asked.
     """
 
     dead_at: float = 0.0
     reason: str = ""
+    redriven: bool | None = None
 
     @classmethod
     def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> Self:
@@ -157,7 +159,27 @@ async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMes
     found = [message async for message in read(mq, group, limit + 1, missed)]
     report_skipped_brokers(f"a dead letter of {group}", missed.brokers, found=bool(found))
     found.sort(key=lambda message: (message.dead_at, message.queue, message.queue_offset))
-    return FoundMessages(found[:limit], missed.brokers, missed.entries, truncated=len(found) > limit)
+    listed = await _with_redrives(mq, group, found[:limit])
+    return FoundMessages(listed, missed.brokers, missed.entries, truncated=len(found) > limit)
+
+
+async def _with_redrives(mq: Connection, group: str, letters: list[DeadMessage]) -> list[DeadMessage]:
+    """Return dead letters with what their brokers know about earlier redrives; unknown where one does not answer."""
+    by_queue: dict[MessageQueue, list[int]] = {}
+    for letter in letters:
+        by_queue.setdefault(letter.queue, []).append(letter.queue_offset)
+    known: dict[tuple[MessageQueue, int], bool] = {}
+    for queue, offsets in by_queue.items():
+        for first in range(0, len(offsets), _REDRIVE_AT_ONCE):
+            part = offsets[first : first + _REDRIVE_AT_ONCE]
+            command = redrive_command(group, part, force=False, dry_run=True)
+            with contextlib.suppress(RayMQError):
+                statuses = read_redriven(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
+                known |= {
+                    (queue, offset): status is RedriveStatus.ALREADY
+                    for offset, status in zip(part, statuses, strict=True)
+                }
+    return [replace(letter, redriven=known.get((letter.queue, letter.queue_offset))) for letter in letters]
 
 
 async def deleted(mq: Connection, queue: MessageQueue) -> list[tuple[int, int]]:

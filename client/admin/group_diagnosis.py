@@ -157,6 +157,11 @@ class GroupFacts:
         return any(each.moves for each in self.queues)
 
     @property
+    def is_abandoned(self) -> bool:
+        """Return True if no member is connected, all brokers tell so, and nothing else commits."""
+        return not (self.members or self.unreachable or self.moves)
+
+    @property
     def is_behind(self) -> bool:
         """Return True if messages are left that are older than some seconds, or of unknown age."""
         left = [each.now.oldest_unfinished_age for each in self.consumed_queues if each.now.lag]
@@ -220,19 +225,22 @@ def _unreachable_brokers(facts: GroupFacts) -> Iterator[_Finding]:
 
 
 def _no_member(facts: GroupFacts) -> Iterator[_Finding]:
-    commits = facts.moves or (facts.since_commit is not None and facts.since_commit < _COMMIT_SECONDS)
-    if facts.members or facts.unreachable or commits:
+    lately = facts.since_commit is not None and facts.since_commit < _COMMIT_SECONDS
+    if not facts.is_abandoned or (lately and not facts.standing_queues):
         return
     waiting = facts.lag
     if waiting is None:
         waits = "it has never committed an offset" if facts.queues else "it has no offset"
     else:
-        waits = f"{waiting:,} messages wait" if waiting else "no message waits"
-    evidence: list[str] = []
-    if facts.since_commit is not None:
-        evidence = ["pull consumers and Spark are not members; none of them has committed lately either"]
-    elif waiting is not None:
-        evidence = ["pull consumers and Spark are not members; when the group last committed is not known"]
+        waits = _waiting(waiting) if waiting else "no message waits"
+    evidence = ["start a consumer of the group; pull consumers and Spark are not members"]
+    if facts.since_commit is None:
+        if waiting is not None:
+            evidence.append("when the group last committed is not known")
+    elif lately:
+        evidence.append(f"the last commit was {format_duration(facts.since_commit)} ago")
+    else:
+        evidence.append("nothing has been committed lately")
     yield _Finding(f"no member of the group is connected; {waits}", evidence)
 
 
@@ -280,12 +288,18 @@ def _repeated_failures(facts: GroupFacts) -> Iterator[_Finding]:
 def _hanging_calls(facts: GroupFacts) -> Iterator[_Finding]:
     for member in facts.members:
         calls = () if member.status is None else member.status.calls
-        for call in sorted(calls, key=lambda call: -call.seconds):
-            if call.seconds > facts.hang_seconds:
-                yield _Finding(
-                    f"the listener of member {member.client_id} has worked on messages of queue {_queue(call.queue)} "
-                    f"for {format_duration(call.seconds)}"
-                )
+        hanging = sorted((call for call in calls if call.seconds > facts.hang_seconds), key=lambda call: -call.seconds)
+        if hanging:
+            queues = sorted({call.queue for call in hanging})
+            yield _Finding(
+                f"the listener of member {member.client_id} has worked on messages of queue "
+                f"{_queue(hanging[0].queue)} for {format_duration(hanging[0].seconds)}",
+                [
+                    f"its calls of more than {format_duration(facts.hang_seconds)}: {len(hanging)}, on messages of "
+                    + _queues(queues),
+                    "restart that process: its queues go to other members meanwhile",
+                ],
+            )
     silent = {each.client_id for each in facts.members if each.status is None}
     for queue in facts.consumed_queues:
         now = queue.now
@@ -313,7 +327,7 @@ def _ownerless_queues(facts: GroupFacts) -> Iterator[_Finding]:
         yield _Finding(
             f"{_plural(len(lost), 'queue')} without an owner: {_queues([each.queue for each in lost])}",
             [
-                f"{sum(each.now.lag or 0 for each in lost):,} messages wait there",
+                f"{_waiting(sum(each.now.lag or 0 for each in lost))} there",
                 "no connected member has fetched from it; a rebalance gives each queue an owner within 20 s",
             ],
         )
@@ -326,7 +340,7 @@ def _unsubscribed(facts: GroupFacts) -> Iterator[_Finding]:
             left[each.queue.topic] = left.get(each.queue.topic, 0) + each.now.lag
     for topic, lag in left.items():
         yield _Finding(
-            f"no member subscribes to topic {topic}, in which {lag:,} messages wait for the group",
+            f"no member subscribes to topic {topic}, in which {_waiting(lag)} for the group",
             [
                 f"the members subscribe to {_names(sorted(facts.topics))}",
                 f"raymq group forget {facts.group} {topic} removes the topic from the group",
@@ -341,12 +355,17 @@ def _failing_messages(facts: GroupFacts) -> Iterator[_Finding]:
         for each in recent[:_NAMED]
     ]
     if facts.retries:
-        yield _Finding(f"messages fail: {facts.retries:,} of them wait for their retry", named)
+        waits = "waits for its" if facts.retries == 1 else "wait for their"
+        yield _Finding(f"messages fail: {facts.retries:,} of them {waits} retry", named)
     elif recent:
         yield _Finding(
             f"messages fail for good: {_plural(facts.dead_letters or len(recent), 'dead letter')}, the newest "
             f"{format_duration(recent[0].age)} old",
-            [*named, f"raymq dlq list {facts.group} shows them"],
+            [
+                *named,
+                f"raymq dlq list {facts.group} shows them",
+                f"after the repair raymq dlq redrive {facts.group} sends them to the group again",
+            ],
         )
 
 
@@ -388,18 +407,21 @@ def _excluding_filters(facts: GroupFacts) -> Iterator[_Finding]:
 def _standing(facts: GroupFacts) -> Iterator[_Finding]:
     """Find queues in which messages are left and nothing moves, for no other reason that is known."""
     standing = facts.standing_queues
-    if not standing:
+    if not standing or facts.is_abandoned:
         return
     queues = {each.queue for each in standing}
     calls = [call for member in facts.members if member.status for call in member.status.calls if call.queue in queues]
     if calls:
-        longest = max(call.seconds for call in calls)
+        longest = max(calls, key=lambda call: call.seconds)
+        by = next(each for each in facts.members if each.status and longest in each.status.calls)
         yield _Finding(
-            f"the listener works: {_plural(len(calls), 'call')} running, the longest for {format_duration(longest)}"
+            f"the listener works: {_plural(len(calls), 'call')} running, the longest for "
+            f"{format_duration(longest.seconds)}",
+            [f"the longest is that of member {by.client_id}, on messages of queue {_queue(longest.queue)}"],
         )
         return
     yield _Finding(
-        f"{sum(each.now.lag or 0 for each in standing):,} messages wait in {_queues(sorted(queues))}, and nothing was "
+        f"{_waiting(sum(each.now.lag or 0 for each in standing))} in {_queues(sorted(queues))}, and nothing was "
         f"committed there within {format_duration(facts.seconds)}; why is not known to the brokers",
         [
             _given_out(standing),
@@ -471,6 +493,10 @@ def _queues(queues: Sequence[MessageQueue]) -> str:
 def _names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+
+
+def _waiting(count: int) -> str:
+    return f"{_plural(count, 'message')} {'waits' if count == 1 else 'wait'}"
 
 
 def _plural(count: int, noun: str) -> str:

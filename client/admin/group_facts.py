@@ -40,6 +40,7 @@ _BETWEEN_SECONDS: Final = 1.5
 _STATUS_SECONDS: Final = 2.0
 #: How many of the newest messages of a queue are read, to see what a filter excludes; and of how many queues.
 _NEWEST: Final = 16
+_READ_SECONDS: Final = 3.0
 _QUEUES_READ: Final = 8
 
 
@@ -152,7 +153,7 @@ async def _topic_facts(mq: Connection, group: str, topic: str, subscription: tup
         stats = await topic_requests.stats(mq, topic)
         allowed = await _is_allowed(mq, group, topic)
         newest = await _newest(mq, topic, stats) if expression != "*" and settings.permission & PERM_READ else None
-    except RayMQError:
+    except (RayMQError, TimeoutError):
         return TopicFacts(expression)
     last = max((each.last_store_timestamp for each in stats.values()), default=0.0)
     passing = None
@@ -176,10 +177,16 @@ async def _is_allowed(mq: Connection, group: str, topic: str) -> bool:
 
 
 async def _newest(mq: Connection, topic: str, stats: Mapping[MessageQueue, QueueStats]) -> list[ReceivedMessage]:
-    """Return some of the newest messages of a topic, from the queues that got one last."""
+    """Return some of the newest messages of a topic, from the queues that got one last.
+
+    Raises:
+        TimeoutError: the read would wait for brokers that are away.
+    """
     by_time = sorted(stats, key=lambda queue: -stats[queue].last_store_timestamp)[:_QUEUES_READ]
     starts = {queue: max(stats[queue].min_offset, stats[queue].max_offset - _NEWEST) for queue in by_time}
-    return [message async for message in topic_reader.messages(mq, topic, starts, "*", follow=False)]
+    reading = topic_reader.messages(mq, topic, starts, "*", follow=False)
+    async with asyncio.timeout(_READ_SECONDS), contextlib.aclosing(reading):
+        return [message async for message in reading] if starts else []
 
 
 async def _content(mq: Connection, group: str) -> Sequence[GroupContent]:
@@ -197,7 +204,7 @@ async def _newest_dead(mq: Connection, group: str) -> list[DeadLetterFacts]:
         stats = await topic_requests.stats(mq, topic)
         found = await _newest(mq, topic, stats)
         deleted = {queue: await dead_letter_requests.deleted(mq, queue) for queue in stats}
-    except (TopicNotFound, BrokerUnavailable):
+    except (TopicNotFound, BrokerUnavailable, TimeoutError):
         return []
     now = time.time()
     return [

@@ -55,7 +55,8 @@ async def check_exists(mq: Connection, group: str, *, dead_letters: bool = False
 async def progress(mq: Connection, group: str, known_before: Iterable[MessageQueue] = ()) -> GroupProgress:
     """Return a group's progress by queue, sorted.
 
-    Queues of `known_before` whose broker does not answer now are included, with unknown values.
+    Queues of `known_before` whose broker does not answer now are included with unknown values, and so are those on
+    brokers that have left the routes lately.
     """
     answers = await _progress_answers(mq, group)
     tables = _tables(answers)
@@ -67,8 +68,10 @@ async def progress(mq: Connection, group: str, known_before: Iterable[MessageQue
     found = {queue: values for table in tables.values() if table is not None for queue, values in table.items()}
     silent = {broker for broker, table in tables.items() if table is None}
     lost = {queue for queue in known_before if tables.get(queue.broker) is None}
-    for topic in {queue.topic for queue in found} if silent else ():
-        lost |= {queue for queue in (await mq.routes.get(topic)).readable() if queue.broker in silent}
+    left = (await mq.routes.cluster()).left.keys() - tables.keys()
+    for topic in {queue.topic for queue in found} if silent or left else ():
+        route = await mq.routes.get(topic, fresh=bool(left))
+        lost |= {queue for queue in route.readable() if queue.broker in silent} | set(route.readable_away())
     table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
     for queue, values in found.items():
         committed, age_ms = values.committed_offset, values.oldest_unfinished_ms

@@ -21,8 +21,13 @@ _WAITS_FOR: Final = "waitsFor_"
 _TRANSACTIONS_OF: Final = "transactionsOf_"
 _TRANSACTIONS_OF_OTHERS: Final = "transactionsOfOthers"
 _RECENT_STOP: Final = "loopLongestStopMillisRecently"
-#: Causes of refusals that point to a fault, not only to a high load.
-_BAD_REFUSALS: Final = ("disk_full", "no_descriptors", "disk_failed", "connections")
+#: Causes of refusals that point to a fault, not only to a high load, with the remedies.
+_REFUSAL_REMEDIES: Final = {
+    "disk_full": "make room on its disk: it takes messages again by itself",
+    "no_descriptors": "raise the limit of open files (ulimit -n, LimitNOFILE=)",
+    "disk_failed": "check the disk and the kernel's log, then `raymq broker restart` it",
+    "connections": "close clients that are not needed, or raise the limit of open files",
+}
 #: States in which a keeper votes.
 _LIVE_STATES: Final = ("running", "quiet")
 
@@ -130,12 +135,11 @@ def _broker(broker: BrokerInfo, figures: Mapping[str, str]) -> Iterator[CheckRes
         yield problem("disk room", f"{broker.disk_ratio:.0%} of its disk is used: it refuses messages", where, remedy)
     elif broker.disk_ratio >= _EARLY_RATIO:
         yield note("disk room", f"{broker.disk_ratio:.0%} of its disk is used", where, "make room before it is 90 %")
-    refused = {cause: broker.refusals.get(cause, 0) for cause in _BAD_REFUSALS if broker.refusals.get(cause)}
+    refused = {cause: broker.refusals.get(cause, 0) for cause in _REFUSAL_REMEDIES if broker.refusals.get(cause)}
     if refused:
         text = ", ".join(f"{cause} {count}" for cause, count in refused.items())
-        yield note(
-            "refusals", f"messages refused since its start: {text}", where, "see docs/producing.md, a broker's side"
-        )
+        remedy = "; ".join(dict.fromkeys(_REFUSAL_REMEDIES[cause] for cause in refused))
+        yield note("refusals", f"messages refused since its start: {text}", where, remedy)
     yield check_quarantine(figures, where)
     stop_ms = _number(figures.get(_RECENT_STOP))
     if stop_ms > _STOP_MS:

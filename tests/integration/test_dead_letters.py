@@ -231,6 +231,7 @@ def test_dlq_commands(
 
     rows = call("list", "g")
     assert [row["message_id"] for row in rows] == ids(dead_letters)
+    assert {row.pop("redriven") for row in rows} == {False}
     assert {"topic", "body", "keys", "dead_at", "reason"} <= rows[0].keys()
     assert [row["body_base64"] for row in rows if "body" not in row] == ["/w=="]
     path = tmp_path / "dead.jsonl"

@@ -56,6 +56,9 @@ def test_health_of_a_cluster(shell: Shell, mq: Connection, admin: Admin, service
     assert (code, found["ok"]) == (1, False)
     assert {"check": "broker groups", "ok": False, "found": "1 of 2 are registered"} in found["checks"]
     assert health(mq, "--ready")[0] == 0
+    code, found = health(mq)
+    assert code == 1
+    assert {"check": "broker broker-b replica 0", "ok": False, "found": "unreachable"} in found["checks"]
     assert shell.exit_code("health", "--brokers", "2") == 2
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from raymq.actors.broker.core.broker_runtime_info import VERSION, VERSION_NAME
@@ -46,6 +46,7 @@ from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage import directory_format
 from raymq.storage.clock import boottime
 from raymq.storage.files.directory_lock import ProcessLock
+from raymq.storage.log.retention import DiskUsage
 from raymq.storage.version import VERSION as RELEASE
 
 #: A replica that has not read the register for this long could not keep a lease.
@@ -175,13 +176,12 @@ def _figures(member: ReplicaState) -> dict[str, str]:
 
     A replica neither receives nor serves messages.
     """
-    usage = shutil.disk_usage(member.spec.directory)
     none = "0.0 0.0 0.0"
     figures: dict[str, object] = {
         "brokerActive": "false",
         "brokerVersion": VERSION,
         "brokerVersionDesc": VERSION_NAME,
-        "commitLogDiskRatio": usage.used / usage.total,
+        "commitLogDiskRatio": DiskUsage.of(Path(member.spec.directory)).ratio,
         "commitLogMaxOffset": member.extent.end.offset,
         **dict.fromkeys(("putTps", "getFoundTps", "getTotalTps", "getTransferredTps", "getTransferedTps"), none),
         **dict.fromkeys(("msgPutTotalTodayNow", "msgPutTotalTodayMorning", "msgPutTotalYesterdayMorning"), 0),
@@ -265,7 +265,6 @@ def broker_info(member: ReplicaState) -> BrokerInfo:
     if member.leader is not None:
         info = member.leader.status()
     else:
-        usage = shutil.disk_usage(member.spec.directory)
         found = () if member.stream is None else member.stream.store.recovery.corruption
         info = BrokerInfo(
             name=member.name,
@@ -277,7 +276,7 @@ def broker_info(member: ReplicaState) -> BrokerInfo:
             pid=os.getpid(),
             node_id=member.node_id,
             store=member.spec.directory,
-            disk_ratio=usage.used / usage.total,
+            disk_ratio=DiskUsage.of(Path(member.spec.directory)).ratio,
             corruption=[Corruption(each.file, each.offset, each.reason) for each in found],
             version=RELEASE,
             metrics=member.spec.metrics_address,

@@ -23,8 +23,8 @@ MAX_ROUTE_BROKERS: Final = 10_000
 MAX_ROUTE_PERM: Final = 15
 #: Ours, for each broker in a route if the request asks for it: the longest body that the broker accepts.
 BODY_LIMIT: Final = "raymqMaxMessageBytes"
-#: Ours, if the request asks for it: the queues on brokers that have left the routes, as in queueDatas, and for how long
-#: they have been away.
+#: Ours, if the request asks for it. In a route: the queues on brokers that have left the routes, as in queueDatas, and
+#: for how long they have been away. In the cluster: these brokers' addresses by name.
 AWAY: Final = "raymqAway"
 AWAY_FOR: Final = "awaySeconds"
 #: A body's length is an i4 in its record.
@@ -72,6 +72,7 @@ class _Member(Struct, rename="camel"):
 
 class _Cluster(Struct, rename="camel"):
     broker_addr_table: Annotated[dict[str, _Member], Meta(max_length=MAX_ROUTE_BROKERS)]
+    raymq_away: Annotated[dict[_Name, _Name], Meta(max_length=MAX_ROUTE_BROKERS)] = {}
 
 
 class _Topics(Struct, rename="camel"):
@@ -128,8 +129,10 @@ def read_view(body: Buffer) -> ClusterView:
     Raises:
         ProtocolError: the body is no cluster, or has more brokers than a client accepts.
     """
-    table = _decode(body, _Cluster).broker_addr_table
-    return ClusterView({name: (each.cluster, each.broker_addrs) for name, each in sorted(table.items())})
+    found = _decode(body, _Cluster)
+    table = found.broker_addr_table
+    brokers = {name: (each.cluster, each.broker_addrs) for name, each in sorted(table.items())}
+    return ClusterView(brokers, {name: address for name, address in found.raymq_away.items() if name not in brokers})
 
 
 def read_topics(body: Buffer) -> list[str]:

@@ -65,6 +65,16 @@ class GetRouteInfo(Header):
     raymq_away: bool = False
 
 
+@header(RequestCode.GET_BROKER_CLUSTER_INFO)
+class GetClusterInfo(Header):
+    """Fields of the request for all brokers.
+
+    With `raymq_away` the answer also has the brokers that have left the routes lately.
+    """
+
+    raymq_away: bool = False
+
+
 @header(RequestCode.GET_BROKER_MEMBER_GROUP)
 class GetBrokerMemberGroup(Header):
     """Fields of the request for the replicas of a broker group, by their ids."""

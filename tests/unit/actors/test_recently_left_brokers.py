@@ -17,9 +17,10 @@ from raymq.actors.protocol import RECENTLY_LEFT_SECONDS, MessageQueue, QueueData
 from raymq.actors.route_cache import ROUTE_SECONDS, RouteCache
 from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.route_answers import read_route
+from raymq.actors.wire.commands.route_answers import read_route, read_view
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.route_headers import GetClusterInfo
 from tests.unit.actors.clock import FakeClock
 from tests.validation import check_invariants
 
@@ -152,6 +153,28 @@ def test_rocketmq_clients_get_rocketmq_route_answers(table: RouteTable) -> None:
     error = error_codec.error_from_response(answer)
     assert isinstance(error, TopicUnavailable)
     assert error.broker == "a, b"
+
+
+def test_cluster_view_names_brokers_that_left_lately(table: RouteTable, clock: FakeClock) -> None:
+    register(table, "a", "t")
+    register(table, "b", "t")
+    address = table.view().brokers["b"][1][0]
+    serve = handlers(table, lambda _: None)[RequestCode.GET_BROKER_CLUSTER_INFO]
+
+    def ask_all(*, raymq_away: bool) -> Command:
+        answer = serve(None, GetClusterInfo(raymq_away=raymq_away).command())  # type: ignore[arg-type]
+        assert isinstance(answer, Command)
+        return answer
+
+    assert read_view(ask_all(raymq_away=True).body).left == {}
+    table.unregister("b", 0)
+    assert read_view(ask_all(raymq_away=True).body).left == {"b": address}
+    assert "raymqAway" not in json.loads(ask_all(raymq_away=False).body), "RocketMQ's clients see the registered ones"
+    register(table, "b", "t")
+    assert table.view().left == {}
+    table.unregister("b", 0)
+    clock.advance(RECENTLY_LEFT_SECONDS + 1)
+    assert table.view().left == {}
 
 
 # -- the client's route cache ------------------------------------------------------------------------------------------

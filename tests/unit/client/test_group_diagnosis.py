@@ -52,7 +52,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "no member",
         {"members": [], "queues": [WAITING], "since_commit": 900.0},
         "no member of the group is connected; 4",
-        "none of them has committed lately either",
+        "nothing has been committed lately",
     ),
     (
         "no member, last commit unknown",
@@ -65,6 +65,12 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         {"members": [], "queues": [queue((5, 9), (7, 9))]},
         "the group catches up: 0.0",
         "2 messages are left",
+    ),
+    (
+        "no member since a moment",
+        {"members": [], "queues": [WAITING], "since_commit": 3.0},
+        "no member of the group is connected; 4 messages wait",
+        "the last commit was 3 s ago",
     ),
     ("committed lately", {"members": [], "queues": [DONE], "since_commit": 3.0}, "and nothing arrives", ""),
     (
@@ -142,6 +148,13 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "4 messages wait there",
     ),
     ("pops without owners", {"pops": True, "queues": [queue((5, 9), (5, 9), owner=None)]}, "why is not known", ""),
+    (
+        "hangs on several queues",
+        {"members": [MemberFacts("m1", MemberStatus([CALL, CallStatus(OTHER, 50.0)]))], "queues": [WAITING]},
+        "member m1 has worked on messages of queue orders broker-b/0 for 50 s",
+        "its calls of more than 30 s: 2, on messages of orders broker-a/0, orders broker-b/0",
+    ),
+    ("one retry", {"retries": 1}, "messages fail: 1 of them waits for its retry", ""),
     ("retries", {"retries": 3}, "messages fail: 3 of them wait for their retry", ""),
     (
         "dead letters",
