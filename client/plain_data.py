@@ -10,7 +10,10 @@ from typing import Any
 
 
 def to_plain_data(value: Any) -> Any:
-    """Convert dataclasses, named tuples, enums and tuples to JSON types; numbers that are not finite become None."""
+    """Convert dataclasses, named tuples, enums and tuples to JSON types.
+
+    A number that is not finite becomes None: JSON has none.
+    """
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return to_plain_data(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -115,7 +115,7 @@ def json_fields(body: bytes) -> dict[str, Any]:
         found = json.loads(body or b"{}")
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        raise InvalidInput("body", "a JSON object", "no JSON") from None
+        raise InvalidInput("body", "a JSON object of finite numbers and text in UTF-8", "something else") from None
     if not isinstance(found, dict):
         raise InvalidInput("body", "a JSON object", type(found).__name__)
     return found
