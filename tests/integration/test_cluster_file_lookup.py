@@ -21,10 +21,12 @@ pytestmark = pytest.mark.integration
 def _user_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Give the user no Ray and an empty folder of cluster files."""
 
-    def without_ray(namespace: str = "", address: str = "auto", *, name_servers: Any = None, tls: Any = None) -> Any:
+    def without_ray(
+        namespace: str = "", address: str = "auto", *, name_servers: Any = None, tls: Any = None, tracing: bool = False
+    ) -> Any:
         if name_servers is None:
             raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")
-        return connect(name_servers=name_servers, tls=tls)
+        return connect(name_servers=name_servers, tls=tls, tracing=tracing)
 
     monkeypatch.setattr(cli, "connect", without_ray)
     for name in ("RAY_ADDRESS", "RAYMQ_NAME_SERVERS", "RAYMQ_NAMESPACE"):

@@ -25,7 +25,7 @@ from tests.console_client import ConsoleClient
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(180)]
 
 NAMESPACE = "with-console"
 CONFIG = {"console": True, "console_port": 0}

@@ -12,7 +12,7 @@ from raymq import cluster
 from raymq.client import Admin, Message, Producer
 from tests.polling import poll_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(120)]
 
 
 def scrape() -> str:
