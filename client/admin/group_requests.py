@@ -69,8 +69,7 @@ async def progress(mq: Connection, group: str, known_before: Iterable[MessageQue
     silent = {broker for broker, table in tables.items() if table is None}
     lost = {queue for queue in known_before if tables.get(queue.broker) is None}
     left = (await mq.routes.cluster()).left.keys() - tables.keys()
-    for topic in {queue.topic for queue in found} if silent or left else ():
-        route = await mq.routes.get(topic, fresh=bool(left))
+    for route in await _routes(mq, *{queue.topic for queue in found}) if silent or left else ():
         lost |= {queue for queue in route.readable() if queue.broker in silent} | set(route.readable_away())
     table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
     for queue, values in found.items():
