@@ -68,7 +68,7 @@ def ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the connect calls; this user's cluster file names a cluster that answers."""
     taken: list[str] = []
 
-    def connect(namespace: str = "", address: str = "", *, name_servers: object = None, tls: object = None) -> None:
+    def connect(namespace: str = "", address: str = "", *, name_servers: object = None, **_: object) -> None:
         taken.append(f"{name_servers}" if name_servers else f"ray {address} {namespace}")
         raise KeyboardInterrupt
 
