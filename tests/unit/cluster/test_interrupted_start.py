@@ -154,6 +154,7 @@ def test_closed_terminal_keeps_the_exit_code() -> None:
 
 def test_ignored_hangup_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "start", lambda *_, **__: FakeCluster(is_new=True, owns_ray=False))
+    monkeypatch.setattr(cli_cluster, "find_console", lambda _: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 0
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
