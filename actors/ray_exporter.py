@@ -25,7 +25,10 @@ _MAX_REMEMBERED: Final = 200_000
 
 
 class RayExporter:
-    """The metrics of one process in Ray. Used by one thread at a time, in a process that Ray has started."""
+    """The metrics of one process in Ray.
+
+    Used by one thread at a time, in a process that Ray has started.
+    """
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}

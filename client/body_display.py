@@ -1,4 +1,6 @@
-"""Show message bodies to people: JSON, msgpack and Arrow bodies decoded, others as text or bytes.
+"""Show message bodies to people.
+
+JSON, msgpack and Arrow bodies decoded, others as text or bytes.
 
 Bodies are data of others: nothing is unpickled or evaluated, and what is decoded is bounded. What cannot be decoded is
 shown as it is.
@@ -136,7 +138,10 @@ _DECODERS: Final[Mapping[str, Callable[[bytes], tuple[Any, int | None]]]] = {
 
 
 def _json_text(value: Any, indent: int | None) -> str:
-    """Return a value as JSON text; raise ValueError if it is too deep or the text too long."""
+    """Return a value as JSON text.
+
+    Raise ValueError if it is too deep or the text too long.
+    """
     if _depth(value) > _MAX_DEPTH:
         raise ValueError("too deep")
     text = json.dumps(_plain(value), indent=indent, ensure_ascii=False, default=str)

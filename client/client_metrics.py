@@ -114,7 +114,10 @@ class ClientMetrics:
         return [*_families_of_sends(sends), *_families_of_calls(consumed), *_gauges(producers)]
 
     def _find(self, client: str, group: str, topic: str, make: Callable[[], _C]) -> _C | None:
-        """Return the counts of these tags, new ones if necessary. Return None if there are too many."""
+        """Return the counts of these tags, new ones if necessary.
+
+        Return None if there are too many.
+        """
         key = (client, group, topic)
         with self._adding:
             found = self._counts.get(key)

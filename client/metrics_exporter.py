@@ -125,7 +125,10 @@ class MetricsExporter:
         loop.call_soon_threadsafe(self._tick, loop)
 
     def closed(self, connection: object) -> None:
-        """Publish the last counts of a connection. After the last connection nothing is published any more."""
+        """Publish the last counts of a connection.
+
+        After the last connection nothing is published any more.
+        """
         self._open.discard(connection)
         self.publish(is_last=not self._open)
 
@@ -173,7 +176,10 @@ class MetricsExporter:
         return RaySink(self._metrics)
 
     def _reset_in_child(self) -> None:
-        """Forget the parent's connections and its Ray. A registered collector stays, with counts of the child."""
+        """Forget the parent's connections and its Ray.
+
+        A registered collector stays, with counts of the child.
+        """
         self._open = weakref.WeakSet()
         self._publishing = threading.Lock()
         self._is_forked = True

@@ -116,7 +116,10 @@ def consume(
 
 @contextlib.contextmanager
 def _bench_topic(mq: Connection, topic: str | None) -> Iterator[str]:
-    """Yield the topic of a bench; create and delete it if the user has named none."""
+    """Yield the topic of a bench.
+
+    Create and delete it if the user has named none.
+    """
     if topic is not None:
         yield topic
         return
@@ -147,7 +150,10 @@ def _fill(mq: Connection, topic: str, size: int) -> None:
 
 
 def _measure(what: str, fields: dict[str, Any], workers: list[Worker], seconds: float, *, as_json: bool) -> None:
-    """Run the workers with a progress bar, and print the result; exit with 1 if nothing succeeded."""
+    """Run the workers with a progress bar, and print the result.
+
+    Exit with 1 if nothing succeeded.
+    """
     with _progress(what, seconds) as shown:
         run = LoadRun(workers, seconds, shown)
         counts = run.run()

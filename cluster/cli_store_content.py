@@ -1,4 +1,7 @@
-"""The commands `raymq store inspect` and `raymq store dump`: look into a directory without a cluster."""
+"""The commands `raymq store inspect` and `raymq store dump`.
+
+Look into a directory without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from raymq.storage.tables.broker_identity import read_broker_identity
 @click.argument("directory", type=click.Path(path_type=Path))
 @json_option
 def inspect(directory: Path, as_json: bool) -> None:
-    """Show what is in DIRECTORY, whose broker may run: formats, files, offsets and tables. Change nothing."""
+    """Show what is in DIRECTORY, whose broker may run: formats, files, offsets and tables.
+
+    Change nothing.
+    """
     found: dict[str, Any] = to_plain_data(inspect_store(directory))
     if as_json:
         print_json(found)

@@ -1,4 +1,6 @@
-"""The console actor: with the setting `console: true`, the console runs as long as its cluster.
+"""The console actor.
+
+With the setting `console: true`, the console runs as long as its cluster.
 
 It runs on the machine of the first name server, where its token file is. Name servers have an entry with its URL, so
 that commands find it without Ray.

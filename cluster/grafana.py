@@ -39,7 +39,10 @@ def with_ray_names(text: str) -> str:
 
 
 def dashboards(*, ray: bool) -> dict[str, str]:
-    """Return the dashboards by file name, as JSON; with `ray` for the metrics on Ray's port."""
+    """Return the dashboards by file name, as JSON.
+
+    With `ray` for the metrics on Ray's port.
+    """
     found = {name: _text(name) for name in DASHBOARDS}
     return {name: with_ray_names(text) for name, text in found.items()} if ray else found
 

@@ -1,4 +1,6 @@
-"""Decide whether the console answers a request: by its host, its origin, the token and the CSRF token.
+"""Decide whether the console answers a request.
+
+By its host, its origin, the token and the CSRF token.
 
 Plain decisions over the facts of a request, without I/O.
 """
@@ -71,7 +73,10 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
 
     def open(self) -> str:
-        """Return the id of a new session; the oldest one ends if there are too many."""
+        """Return the id of a new session.
+
+        The oldest one ends if there are too many.
+        """
         while len(self._by_id) >= _MAX_SESSIONS:
             self._by_id.pop(next(iter(self._by_id)))
         session_id = secrets.token_urlsafe(32)
@@ -165,7 +170,10 @@ class AccessGuard:
 
 
 def _is_same(given: str, secret: str) -> bool:
-    """Compare texts in a time that tells nothing; headers that are not UTF-8 have lone surrogates."""
+    """Compare texts in a time that tells nothing.
+
+    Headers that are not UTF-8 have lone surrogates.
+    """
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode("utf-8", "surrogatepass"))
 
 

@@ -1,4 +1,6 @@
-"""Present a message's body on a page: cut where it is long, as a hex dump where it is no text.
+"""Present a message's body on a page.
+
+Cut where it is long, as a hex dump where it is no text.
 
 `raymq.client.body_display` decodes it; the body is data from a stranger.
 """

@@ -162,7 +162,10 @@ async def _static(request: web.Request) -> web.Response:
 
 
 async def _sampling(app: web.Application) -> AsyncIterator[None]:
-    """Sample while the application runs; wait a little for the first sample, so that the first page has figures."""
+    """Sample while the application runs.
+
+    Wait a little for the first sample, so that the first page has figures.
+    """
     sampler = app[CONTEXT].sampler
     prepare_templates()
     task = asyncio.create_task(sampler.run())

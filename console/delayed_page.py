@@ -16,7 +16,10 @@ _SHOWN: Final = 100
 
 
 async def delayed(request: web.Request) -> Page:
-    """Return the messages that wait for their time, the next ones first; retries that wait are among them."""
+    """Return the messages that wait for their time, the next ones first.
+
+    Retries that wait are among them.
+    """
     found = await request.app[CONTEXT].admin.adelayed_messages(limit=_SHOWN)
     data = {
         "delayed": [_row(each) for each in found],

@@ -1,4 +1,7 @@
-"""Send events to browsers: one for each sample of the cluster, and the messages of a live tail."""
+"""Send events to browsers.
+
+One for each sample of the cluster, and the messages of a live tail.
+"""
 
 from __future__ import annotations
 
@@ -119,6 +122,9 @@ async def _stream(request: web.Request) -> AsyncIterator[web.StreamResponse]:
 
 
 async def _send(response: web.StreamResponse, event: str, data: Mapping[str, Any]) -> None:
-    """Send one event; JSON has no line breaks, so a message cannot add events of its own."""
+    """Send one event.
+
+    JSON has no line breaks, so a message cannot add events of its own.
+    """
     text = json.dumps(data, ensure_ascii=True)
     await response.write(f"event: {event}\ndata: {text}\n\n".encode())

@@ -81,7 +81,10 @@ async def group(request: web.Request) -> Page:
 
 
 async def why(request: web.Request) -> Page:
-    """Return why a group does not move, and what its members do; it takes about two seconds."""
+    """Return why a group does not move, and what its members do.
+
+    It takes about two seconds.
+    """
     name = request.match_info["group"]
     admin = request.app[CONTEXT].admin
     found, members = await asyncio.gather(admin.aexplain_group(name), admin.agroup_members(name))

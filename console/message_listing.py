@@ -1,4 +1,6 @@
-"""List messages of a topic for one page: the newest, those of a queue from an offset on, or those of a time.
+"""List messages of a topic for one page.
+
+The newest, those of a queue from an offset on, or those of a time.
 
 The messages of a page are chosen by their metadata, without bodies; then only their bodies are read.
 """
@@ -73,7 +75,10 @@ async def newest_messages(admin: Admin, topic: str, stats: Stats) -> MessagePage
 
 
 async def queue_messages(admin: Admin, queue: MessageQueue, stats: Stats, offset: int | None) -> MessagePage:
-    """Return the messages of a queue from an offset on, oldest first; None: the last ones."""
+    """Return the messages of a queue from an offset on, oldest first.
+
+    None: the last ones.
+    """
     low, high = stats[queue].min_offset, stats[queue].max_offset
     first = max(low, high - PAGE_MESSAGES) if offset is None else min(max(offset, low), high)
     notes = [] if offset is None or offset == first else [f"offset {offset} is not stored: from {first} on"]
@@ -144,7 +149,10 @@ def _positions(ranges: Ranges | None, begin: float, end: float) -> tuple[ReadPos
 
 
 async def _with_bodies(admin: Admin, topic: str, rows: Sequence[dict[str, Any]], notes: list[str]) -> MessagePage:
-    """Add the size and the beginning of each body; without them if the newest body is large."""
+    """Add the size and the beginning of each body.
+
+    Without them if the newest body is large.
+    """
     for row in rows:
         row |= {"size": None, "preview": None}
     if rows:
@@ -168,7 +176,10 @@ async def _bodies(admin: Admin, topic: str, ranges: Ranges) -> dict[tuple[str, i
 
 
 def _ranges_of(topic: str, rows: Sequence[Mapping[str, Any]]) -> dict[MessageQueue, tuple[int, int]]:
-    """Return the offsets of these rows by queue; the rows of a queue lie beside each other."""
+    """Return the offsets of these rows by queue.
+
+    The rows of a queue lie beside each other.
+    """
     ranges: dict[MessageQueue, tuple[int, int]] = {}
     for row in rows:
         queue, offset = _queue(topic, row), row["offset"]

@@ -60,7 +60,10 @@ def message_row(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def clock_lead(born: float, stored: float) -> float | None:
-    """Return by how many seconds a message was born after it was stored; None unless clocks certainly differ."""
+    """Return by how many seconds a message was born after it was stored.
+
+    None unless clocks certainly differ.
+    """
     lead = born - stored
     return lead if lead > _CLOCK_SECONDS else None
 

@@ -28,7 +28,9 @@ class PageOf(Generic[_T]):
 
 
 def page_of(items: Sequence[_T], page: str | None) -> PageOf[_T]:
-    """Return a page by its number as text; None is the first, a number beyond the last is the last.
+    """Return a page by its number as text.
+
+    None is the first, a number beyond the last is the last.
 
     Raises:
         InvalidInput: the text is no number from 1 on.

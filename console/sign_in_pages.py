@@ -50,6 +50,9 @@ async def sign_out(request: web.Request) -> Page:
 
 
 def local_path(text: str) -> str:
-    """Return a path of this console; "/" for everything else, such as the address of another site."""
+    """Return a path of this console.
+
+    "/" for everything else, such as the address of another site.
+    """
     is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
     return text if is_local else "/"

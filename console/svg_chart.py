@@ -1,4 +1,6 @@
-"""Draw charts and trend lines as SVG text: no script, no style attribute, colours by class.
+"""Draw charts and trend lines as SVG text.
+
+No script, no style attribute, colours by class.
 
 A chart has labelled axes with units, a gap where a value was unknown, and the newest value in words.
 """
@@ -81,7 +83,10 @@ def line_chart(
 
 
 def trend_line(points: Sequence[Point], now: float, label: str) -> Markup:
-    """Return a small line without axes for a row of a table; empty with fewer than two known points."""
+    """Return a small line without axes for a row of a table.
+
+    Empty with fewer than two known points.
+    """
     known = [value for _, value in points if value is not None]
     if len(known) < 2:
         return Markup("")
@@ -103,7 +108,10 @@ def trend_line(points: Sequence[Point], now: float, label: str) -> Markup:
 
 
 def axis_ticks(highest: float, steps: Sequence[float] | None = None) -> list[float]:
-    """Return the values of the vertical axis, from 0 on, at round distances; the last is at least `highest`."""
+    """Return the values of the vertical axis, from 0 on, at round distances.
+
+    The last is at least `highest`.
+    """
     if highest <= 0:
         return [0.0, 1.0]
     rough = highest / 4

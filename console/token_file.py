@@ -15,7 +15,9 @@ _MOST_CHARACTERS: Final = 4_096
 
 
 def read_or_make_token(path: Path) -> str:
-    """Return the token in a file; if there is no file, make one that only its user can read.
+    """Return the token in a file.
+
+    If there is no file, make one that only its user can read.
 
     Raises:
         InvalidInput: others can read the file, or its token is too short; or it cannot be read or written.

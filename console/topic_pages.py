@@ -1,4 +1,7 @@
-"""The pages of topics: the list, one topic with its messages, and the form that sends a message."""
+"""The pages of topics.
+
+The list, one topic with its messages, and the form that sends a message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Make one span per batch of Spark: of a write, a read, and a micro-batch of a stream. All of it runs on the driver.
+"""Make one span per batch of Spark.
+
+Of a write, a read, and a micro-batch of a stream. All of it runs on the driver.
 
 A micro-batch's span is made when Spark reports its end. It has links to the spans of the sinks that wrote the batch,
 whose contexts the written rows carry.
@@ -46,7 +48,10 @@ class WriteSpan:
 
 @dataclass(slots=True)
 class _SinkSpans:
-    """The contexts of the spans of sinks, by query and batch. Any thread may use it."""
+    """The contexts of the spans of sinks, by query and batch.
+
+    Any thread may use it.
+    """
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _carriers: OrderedDict[tuple[str, int], list[dict[str, str]]] = field(default_factory=OrderedDict)
@@ -84,7 +89,10 @@ def write_span(mq: Connection, topic: str, query: str | None = None, batch: int 
 
 
 def record_read(mq: Connection, topics: Sequence[str], ranges: Sequence[OffsetRange], began_ns: int) -> None:
-    """Record that a bounded read was planned, if the connection traces; its planning began at `began_ns`."""
+    """Record that a bounded read was planned, if the connection traces.
+
+    Its planning began at `began_ns`.
+    """
     if mq.tracer is not None:
         mq.tracer.planned_read(topics, sum(each.end - each.start for each in ranges), began_ns)
 

@@ -109,7 +109,10 @@ class BrokerMetrics:
             yield histogram("raymq_replicate_seconds", text, self._replicate_seconds)
 
     def _oldest_ms(self) -> int | None:
-        """Return the age of the oldest message; None if there is none, or if it cannot be read."""
+        """Return the age of the oldest message.
+
+        None if there is none, or if it cannot be read.
+        """
         store = self._core.store
         with contextlib.suppress(NotFoundError, StoreCorrupt):
             if (oldest := next(store.walk(store.min_physical_offset), None)) is not None:

@@ -55,7 +55,10 @@ class GroupInTopic(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a group has not finished in a topic; None where it is not known of any queue."""
+    """What a group has not finished in a topic.
+
+    None where it is not known of any queue.
+    """
 
     lag: int | None = None
     in_flight: int | None = None

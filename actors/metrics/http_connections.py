@@ -1,4 +1,7 @@
-"""Bound the connections of a small HTTP server: how many there are, and how long each may take to ask."""
+"""Bound the connections of a small HTTP server.
+
+How many there are, and how long each may take to ask.
+"""
 
 from __future__ import annotations
 

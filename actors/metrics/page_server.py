@@ -34,7 +34,10 @@ PageFunction = Callable[[str], PageAnswer]
 
 
 class PageServer:
-    """A server of pages on threads of its own. It is open from construction to `close`."""
+    """A server of pages on threads of its own.
+
+    It is open from construction to `close`.
+    """
 
     def __init__(self, host: str, port: int, pages: Mapping[str, PageFunction], further_ports: int = 0) -> None:
         """Listen at a port, or at one of the `further_ports` after it if it is taken; port 0 takes any free one.

@@ -56,7 +56,9 @@ class PrometheusEndpoint:
     def __init__(
         self, host: str, port: int, collect: Callable[[], MetricsSnapshot], health: Callable[[], Readiness]
     ) -> None:
-        """Listen at a port, or at one of the next ones if it is taken; port 0 takes any free one.
+        """Listen at a port, or at one of the next ones if it is taken.
+
+        Port 0 takes any free one.
 
         Raises:
             InvalidInput: prometheus_client is missing.

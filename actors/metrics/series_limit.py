@@ -40,7 +40,10 @@ class OtherCounter(Generic[_Key]):
         self._named: Collection[_Key] = ()
 
     def update_steps(self, counts: Mapping[_Key, float], named: set[_Key]) -> Steps[float]:
-        """Add what the counters outside of `named` have counted since the last call, in steps; return the sum."""
+        """Add what the counters outside of `named` have counted since the last call, in steps.
+
+        Return the sum.
+        """
         last: dict[_Key, float] = {}
         if len(named) < len(counts):
             for number, (key, count) in enumerate(counts.items(), 1):

@@ -52,7 +52,10 @@ class TopicSends:
 
 
 class SendCounts:
-    """The sends of one producer, or of several with the same counts. Any thread may use it."""
+    """The sends of one producer, or of several with the same counts.
+
+    Any thread may use it.
+    """
 
     def __init__(self, of_topic: Callable[[str], TopicSends | None], others: TopicSends) -> None:
         """Initialize the counts.

@@ -28,5 +28,8 @@ class RequestLatency:
         latency.observe(seconds * 1000.0)
 
     def by_codes(self) -> Mapping[tuple[int, int], Histogram]:
-        """Return the latencies in milliseconds by request code and response code; callers must not change them."""
+        """Return the latencies in milliseconds by request code and response code.
+
+        Callers must not change them.
+        """
         return self._by_codes

@@ -31,7 +31,10 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class ClusterHealth:
-    """Whether a cluster is alive or ready; `ok` is True if all checks are in order."""
+    """Whether a cluster is alive or ready.
+
+    `ok` is True if all checks are in order.
+    """
 
     ok: bool
     checks: list[HealthCheck]

@@ -164,7 +164,10 @@ async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMes
 
 
 async def _with_redrives(mq: Connection, group: str, letters: list[DeadMessage]) -> list[DeadMessage]:
-    """Return dead letters with what their brokers know about earlier redrives; unknown where one does not answer."""
+    """Return dead letters with what their brokers know about earlier redrives.
+
+    Unknown where one does not answer.
+    """
     by_queue: dict[MessageQueue, list[int]] = {}
     for letter in letters:
         by_queue.setdefault(letter.queue, []).append(letter.queue_offset)

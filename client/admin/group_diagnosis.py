@@ -1,4 +1,6 @@
-"""Decide why a consumer group does not move, from facts that were gathered before. No I/O.
+"""Decide why a consumer group does not move, from facts that were gathered before.
+
+No I/O.
 
 Each rule looks at the facts and returns findings. The first rule that finds something gives the verdict; what the
 others find is evidence. A rule never concludes anything from a value that is not known.
@@ -44,7 +46,10 @@ class GroupDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """The progress of the group in one queue at two moments; `before` is None if it was not known then."""
+    """The progress of the group in one queue at two moments.
+
+    `before` is None if it was not known then.
+    """
 
     queue: MessageQueue
     before: QueueProgress | None

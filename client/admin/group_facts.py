@@ -190,7 +190,10 @@ async def _newest(mq: Connection, topic: str, stats: Mapping[MessageQueue, Queue
 
 
 async def _content(mq: Connection, group: str) -> Sequence[GroupContent]:
-    """Return what each broker has of the group; empty if one of them does not say."""
+    """Return what each broker has of the group.
+
+    Empty if one of them does not say.
+    """
     make = partial(wire_admin.delete_group_command, group, dead_letters=False, dry_run=True)
     answers = await asking.request_all(mq, make)
     found = [wire_admin.read_group_content(answer) for answer in answers.values() if isinstance(answer, Command)]

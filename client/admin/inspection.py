@@ -13,7 +13,10 @@ from raymq.client.results import BrokerRoute, FoundMessages, GroupMemberInfo, To
 
 
 class Inspection(BrokerChanges):
-    """The calls of `Admin` that gather facts from several places. They change nothing but for `recall`."""
+    """The calls of `Admin` that gather facts from several places.
+
+    They change nothing but for `recall`.
+    """
 
     def health(self, *, ready: bool = False, brokers: int | None = None) -> ClusterHealth:
         """Return whether every process of the cluster answers, or whether clients can work.

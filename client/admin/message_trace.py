@@ -218,7 +218,10 @@ class _Trace:
         )
 
     async def _states(self, queue: MessageQueue, offset: int) -> dict[str, str]:
-        """Return the state of a message in each group; empty if its broker does not answer."""
+        """Return the state of a message in each group.
+
+        Empty if its broker does not answer.
+        """
         command = partial(delay_commands.message_states_command, queue.topic, queue.queue_id, offset)
         try:
             address = (await fan_out.masters(self._mq))[queue.broker]

@@ -16,7 +16,10 @@ from raymq.client.results import BrokerRoute, TopicRates
 
 
 async def rates(mq: Connection, topic: str) -> list[TopicRates]:
-    """Return the rates of a topic on each of its brokers, sorted by name; see `Admin.topic_rates`."""
+    """Return the rates of a topic on each of its brokers, sorted by name.
+
+    See `Admin.topic_rates`.
+    """
     check_topic(topic)
     addresses = (await mq.routes.readable(topic, fresh=True)).addresses
     answers = await fan_out.request_each(mq, addresses, partial(admin_commands.groups_of_command, topic))
@@ -34,7 +37,9 @@ async def rates(mq: Connection, topic: str) -> list[TopicRates]:
 
 
 async def _means(mq: Connection, broker: str, address: str, counters: Iterable[tuple[str, str]]) -> list[float | None]:
-    """Return each counter's mean per second over the last minute; None where the broker does not answer.
+    """Return each counter's mean per second over the last minute.
+
+    None where the broker does not answer.
 
     A broker has no counter for what it has not counted since its start: the rate is 0.
     """

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class TracedSends(ClientBase):
-    """The methods of a producer that send, each within a span. The class behind this one has the same methods."""
+    """The methods of a producer that send, each within a span.
+
+    The class behind this one has the same methods.
+    """
 
     group: str
     _options: PipelineOptions

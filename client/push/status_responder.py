@@ -23,7 +23,10 @@ class StatusResponder:
         self._delivery = delivery
 
     def __call__(self, _: WireConnection, request: Command) -> Command | None:
-        """Return the answer to a request; None if the request asks something else, or someone else."""
+        """Return the answer to a request.
+
+        None if the request asks something else, or someone else.
+        """
         if not member_commands.is_status_request(request, self._member.group, self._member.client_id):
             return None
         in_flight = Counter[str]()

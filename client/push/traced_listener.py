@@ -1,4 +1,6 @@
-"""Make spans of listener calls, and of what follows the failed ones: a retry or a dead letter.
+"""Make spans of listener calls, and of what follows the failed ones.
+
+A retry or a dead letter.
 
 A consumer uses these classes in place of their base classes where its connection traces, so that tracing costs other
 consumers nothing.
@@ -22,7 +24,10 @@ SendBack = Callable[[ReceivedMessage, CallFailure], Awaitable[SendBackResult]]
 
 
 class TracedListenerRunner(ListenerRunner):
-    """A listener runner that makes a span of each call. Spans that the listener begins are its children."""
+    """A listener runner that makes a span of each call.
+
+    Spans that the listener begins are its children.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,10 @@ class TracedListenerRunner(ListenerRunner):
 
 
 def record_failures(span: MessageSpan, failures: Sequence[CallFailure | None], *, with_text: bool) -> None:
-    """Record the failures of a call in its span; `with_text` False leaves out the text of the exception."""
+    """Record the failures of a call in its span.
+
+    `with_text` False leaves out the text of the exception.
+    """
     failed = [failure for failure in failures if failure is not None]
     if not failed:
         return

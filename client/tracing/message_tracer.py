@@ -57,7 +57,9 @@ _unharmed: Final = _Unharmed()
 
 
 class MessageSpan:
-    """A span of an operation on messages. As a context manager it ends with the block. No method raises.
+    """A span of an operation on messages.
+
+    As a context manager it ends with the block. No method raises.
 
     Attributes:
         messages: of a send: the messages to send, which carry the span's context.
@@ -151,7 +153,9 @@ class MessageTracer:
     def sending(
         self, messages: Sequence[Message], group: str, *, is_batch: bool = False, kind: str | None = None
     ) -> MessageSpan:
-        """Begin the span of a send of messages of one topic; the messages of the span are to be sent.
+        """Begin the span of a send of messages of one topic.
+
+        The messages of the span are to be sent.
 
         It is a child of the current span. If there is none, it is a child of the context that a single message carries
         already. `kind` is RocketMQ's message type.
@@ -172,7 +176,10 @@ class MessageTracer:
         return begun
 
     def sending_rows(self, topic: str, group: str | None, more: Attributes | None = None) -> MessageSpan:
-        """Begin the span of a send of the rows of a table; `MessageSpan.rows` sets their number."""
+        """Begin the span of a send of the rows of a table.
+
+        `MessageSpan.rows` sets their number.
+        """
 
         def attributes() -> Attributes:
             return span_attributes.of_rows(topic, group) | (more or {})
@@ -208,7 +215,10 @@ class MessageTracer:
             self._begin(f"receive {topic}", SpanKind.CLIENT, attributes, parent, links, began_ns).end()
 
     def settling(self, name: str, message: ReceivedMessage, group: str) -> MessageSpan:
-        """Begin the span of the end of a delivery, such as "retry". It continues the trace of the message."""
+        """Begin the span of the end of a delivery, such as "retry".
+
+        It continues the trace of the message.
+        """
         parent, _ = self._origins([message])
         attributes = _of_received([message], name, "settle", group)
         return self._begin(f"{name} {_topic([message])}", SpanKind.CLIENT, attributes, parent)
@@ -232,7 +242,10 @@ class MessageTracer:
         self._begin(f"redrive {entry.topic}", SpanKind.CLIENT, attributes, parent, links, began_ns).end()
 
     def ending(self, name: str, message: Message) -> MessageSpan:
-        """Begin the span of the end of a transaction, such as "commit". It continues the trace of the message."""
+        """Begin the span of the end of a transaction, such as "commit".
+
+        It continues the trace of the message.
+        """
 
         def attributes() -> Attributes:
             return span_attributes.operation(name, "settle", message.topic)
@@ -252,7 +265,10 @@ class MessageTracer:
     def ran_batch(
         self, name: str, more: Attributes, began_and_ended_ns: tuple[int, int], carriers: Iterable[Mapping[str, str]]
     ) -> None:
-        """Record that a batch of a stream ran between two times; it has links to the contexts that are carried."""
+        """Record that a batch of a stream ran between two times.
+
+        It has links to the contexts that are carried.
+        """
         began_ns, ended_ns = began_and_ended_ns
         contexts = [context for context in map(_extracted, carriers) if context is not None]
         links = [Link(_current(context)) for context in contexts]
@@ -271,7 +287,10 @@ class MessageTracer:
         links: Sequence[Link] = (),
         began_ns: int | None = None,
     ) -> MessageSpan:
-        """Begin a span; `parent` None is the current span. One that cannot be begun records nothing."""
+        """Begin a span.
+
+        `parent` None is the current span. One that cannot be begun records nothing.
+        """
         span: Span = trace.INVALID_SPAN
         with _unharmed:
             span = self._tracer.start_span(name, parent, kind, links=links, start_time=began_ns)

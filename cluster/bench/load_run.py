@@ -137,7 +137,10 @@ def batch_sends(producer: Producer, topic: str, body: bytes, batch: int) -> Work
 
 
 def gathered_sends(producer: Producer, topic: str, body: bytes) -> Worker:
-    """Return a worker whose sends a producer with `linger` gathers; each is measured until its answer."""
+    """Return a worker whose sends a producer with `linger` gathers.
+
+    Each is measured until its answer.
+    """
 
     def work(counts: LoadCounts, ended: threading.Event) -> None:
         room = threading.Semaphore(_WINDOW)
@@ -194,7 +197,10 @@ def _count(counts: LoadCounts, messages: int, size: int, seconds: float) -> None
 
 
 def _count_failure(counts: LoadCounts, error: RayMQError) -> None:
-    """Count a failed call; raise its error if no call could succeed, as for a topic that does not exist."""
+    """Count a failed call.
+
+    Raise its error if no call could succeed, as for a topic that does not exist.
+    """
     if not counts.messages and not error.retriable:
         raise error
     counts.failed[type(error).__name__] += 1

@@ -1,4 +1,7 @@
-"""Report what waits for its time, and what groups have made of a message: RayMQ's own commands."""
+"""Report what waits for its time, and what groups have made of a message.
+
+RayMQ's own commands.
+"""
 
 from __future__ import annotations
 

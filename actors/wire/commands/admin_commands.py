@@ -32,7 +32,10 @@ from raymq.actors.wire.response_validation import number, protocol_checked, read
 
 @dataclass(frozen=True, slots=True)
 class ConsumeProgress:
-    """A broker's answer about a group in one queue; what it does not know is None."""
+    """A broker's answer about a group in one queue.
+
+    What it does not know is None.
+    """
 
     committed_offset: int | None
     max_offset: int

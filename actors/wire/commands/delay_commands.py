@@ -1,4 +1,7 @@
-"""RayMQ's own commands: list the messages that wait for their time, and the state of one message in its groups."""
+"""RayMQ's own commands.
+
+List the messages that wait for their time, and the state of one message in its groups.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def read_delayed(answer: Command) -> tuple[list[tuple[Record, int]], list[int] |
 
 
 def level_of(begin: Sequence[int]) -> int | None:
-    """Return the delay level in which a page begins; None for the timers, which follow all levels."""
+    """Return the delay level in which a page begins.
+
+    None for the timers, which follow all levels.
+    """
     return begin[1] if begin[0] == 0 else None
 
 

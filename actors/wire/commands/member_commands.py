@@ -1,4 +1,6 @@
-"""The member family: the members of a group with their subscriptions, and what one of them is doing.
+"""The member family.
+
+The members of a group with their subscriptions, and what one of them is doing.
 
 The shapes are RocketMQ's. What a member reports about its listener calls is in fields of our own.
 """

@@ -1,4 +1,7 @@
-"""List the messages that wait on this broker for their time, in pages. It changes nothing."""
+"""List the messages that wait on this broker for their time, in pages.
+
+It changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,10 @@ class DelayedMessages:
                 page.following = (_LEVELS, level, begin + read)
 
     def _add_timers(self, page: DelayedPage, topic: str | None, mark: SortKey) -> Steps[None]:
-        """Add the next timers; it takes more than one step if very many have the same sort key."""
+        """Add the next timers.
+
+        It takes more than one step if very many have the same sort key.
+        """
         found, following = self._timers.log.waiting(mark, _NEVER_MS, _AT_ONCE)
         ordered = sort_entries(found)
         columns = (ordered[name].tolist() for name in ("due_ms", "key", "physical_offset", "size"))

@@ -291,7 +291,9 @@ class ConsumeStats:
         return QueueLag(low, high, committed, last_ms, client_id, self.left(group, topic, queue_id, owner))
 
     def left(self, group: str, topic: str, queue_id: int, owner: FetchingMember | None) -> QueueLeft | None:
-        """Return what a group has not finished in a queue; None if it never committed there.
+        """Return what a group has not finished in a queue.
+
+        None if it never committed there.
 
         The number in flight is not known if the group has no member and nothing is lent: pull consumers are no members,
         and may have read any message after the committed offset.

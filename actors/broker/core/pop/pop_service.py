@@ -145,7 +145,10 @@ class PopService:
         return False
 
     def unacked(self, group: str, topic: str, queue_id: int) -> UnackedQueue | None:
-        """Return the messages in flight of a queue in a group; None if there are none. Do not change them."""
+        """Return the messages in flight of a queue in a group.
+
+        None if there are none. Do not change them.
+        """
         return self._lent.get((group, topic, queue_id))
 
     def acknowledge(self, group: str, topic: str, queue_id: int, pop_time_ms: int, offsets: Iterable[int]) -> int:
