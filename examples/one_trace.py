@@ -1,6 +1,4 @@
-"""One trace from a send to a redrive.
-
-The spans as a collector gets them in OTLP's JSON, with numbers as ids.
+"""One trace from a send to a redrive, in OTLP's JSON with numbers as ids.
 
 It prints:
     {"spanId": 1, "parentSpanId": null, "name": "send payments", "kind": 4, "error": null}
