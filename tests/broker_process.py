@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import isawaitable
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +64,7 @@ class BrokerProcess:
         host: str = "127.0.0.1",
         inside: Sequence[str] = (),
         append_wait_ms: int = APPEND_WAIT_MS,
+        metrics: str = "off",
         is_forked: bool = True,
     ) -> None:
         """Start the process; it ends at `failpoint` if one is given, see `raymq.storage.failpoints`.
@@ -76,6 +78,7 @@ class BrokerProcess:
         self._is_forked = is_forked and not inside
         self._environment = os.environ | {"BROKER_STORE": json.dumps(dict(store)), "BROKER_HOST": host}
         self._environment["BROKER_APPEND_WAIT_MS"] = str(append_wait_ms)
+        self._environment["BROKER_METRICS"] = metrics
         self.start(failpoint)
 
     def start(self, failpoint: str = "") -> None:
@@ -137,7 +140,9 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
         name_server = own.address
     settings = json.loads(os.environ.get("BROKER_STORE", "{}"))
     wait_ms = int(os.environ.get("BROKER_APPEND_WAIT_MS", APPEND_WAIT_MS))
+    metrics = os.environ.get("BROKER_METRICS", "off")
     spec = BrokerSpec(name, "test", str(directory), host, (name_server,), append_wait_ms=wait_ms, store=settings)
+    spec = replace(spec, metrics=metrics)
     broker = await start_leader(spec, "node")
     tune_gc()
     handlers = dict(broker._server.handlers)

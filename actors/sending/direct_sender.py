@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from raymq.actors.sending.sender import (
 from raymq.actors.wire.blocking_channel import SMALL_BYTES, BlockingChannel, BlockingChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.storage.records.producer_sequence import stamp_first
+
+#: Looked up once: in Python 3.11 an enum's member costs a tenth of a microsecond.
+_APPEND_ONE: Final = RequestCode.APPEND_ONE
 
 
 @dataclass(slots=True)
@@ -88,7 +91,7 @@ class DirectSender:
         if ready is not None:
             queue, address, held = ready
             try:
-                code = RequestCode.APPEND_ONE
+                code = _APPEND_ONE
                 if held is not None:
                     stamp_first(record, held.count.sequence(1))
                     code = RequestCode.APPEND_ONE_SEQUENCED

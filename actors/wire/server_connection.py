@@ -47,6 +47,9 @@ _REQUEST_BYTES = 1024
 #: `_REQUEST_BYTES`.
 _HEADER_GROWTH = 8
 
+#: Looked up once: in Python 3.11 an enum's member costs a tenth of a microsecond.
+_SUCCESS = int(ResponseCode.SUCCESS)
+
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -393,7 +396,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             answered = True
             writer.write_alone(bare.answer(opaque, body))
             if server.latency is not None:
-                server.latency.observe(code, ResponseCode.SUCCESS, monotonic() - self.last_read)
+                server.latency.observe(code, _SUCCESS, monotonic() - self.last_read)
 
         try:
             served = try_answer_inline(server.scratch[bare.HEAD_BYTES : count], answer)
@@ -413,7 +416,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if error is None and writer is not None and writer.is_idle:
             writer.write_alone(bare.answer(opaque, body.result()))
             if self._server.latency is not None:
-                self._server.latency.observe(code, ResponseCode.SUCCESS, monotonic() - received_at)
+                self._server.latency.observe(code, _SUCCESS, monotonic() - received_at)
             return
         request = Command(code, opaque=opaque, serialization=Serialization.MSGPACK, received_at=received_at)
         if error is None:

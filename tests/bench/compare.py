@@ -2,13 +2,15 @@
 
     make bench-compare REF=HEAD~20 ARGS="produce --rounds 5 --with '--own --size 100'"
     make bench-compare REF=HEAD~20 ARGS="singles --rounds 40"
+    make bench-compare REF=HEAD ARGS="singles --rounds 40 --metrics prometheus"
 
 The other commit is cloned into a folder and gets an environment of its own; each bench runs once per side and round,
 another side first each time. A row's best value and its median are told of both sides, and their ratio, which is more
 than 1 where this tree is better; so is the processor time that a message costs all processes together, where a bench
 tells it, which a busy machine changes less. The rows of baselines (sockets, files) say how much of that is the
 machine's: they run the same code on both sides. One row swings by a fifth from process to process here, so a few rounds
-say little. `singles` is the exception, single sends alone: there both sides live at once, see `live_sides`.
+say little. `singles` is the exception, single sends alone: there both sides live at once, see `live_sides`. With
+`--metrics` this tree's brokers publish metrics there and the other's do not: what do they cost?
 """
 
 from __future__ import annotations
@@ -128,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "benches", nargs="*", default=["produce", "consume"], help="each tests/bench/bench_NAME.py, or singles"
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often each side runs each bench")
+    parser.add_argument("--metrics", help="where this tree's brokers publish metrics in singles; else they do not")
     parser.add_argument("--folder", type=Path, help="where the other commit is, or is cloned to and stays")
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
     parser.add_argument("--with", dest="further", default="", help="what each bench is told: --with '--size 100'")
@@ -139,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result: list[Compared] = []
         for bench in given.benches:
             if bench == "singles":
-                found = live_sides.rows(sides, given.rounds)
+                found = live_sides.rows(sides, given.rounds, {"now": given.metrics} if given.metrics else {})
             else:
                 found = _in_turns(sides, bench, given.rounds, shlex.split(given.further))
             result += compared(found["before"], found["now"])

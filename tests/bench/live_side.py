@@ -1,11 +1,12 @@
 """One side of `live_sides`: a broker and a client of some tree, for as long as standard input lasts. Run as a program.
 
-    live_side.py TREE
+    live_side.py TREE [METRICS]
 
 TREE is the folder whose code is measured; the interpreter is its environment's. Two processors are used where there
 are two: the client is on the first one and the broker on the second. It prints "ready" and then answers each line
 "KIND SIZE COUNT": so many sends one after the other, of bodies of so many bytes, by the producer of that kind, `send`
-or `idempotent send`. The answer is what a send took, the median in microseconds.
+or `idempotent send`. The answer is what a send took, the median in microseconds. METRICS says where the broker
+publishes metrics, see `BrokerSpec`; without it, nowhere.
 
 It uses only what trees of long ago have, too.
 """
@@ -28,7 +29,8 @@ from tests.broker_process import BrokerProcess
 def main() -> None:
     """Answer until the input ends."""
     with tempfile.TemporaryDirectory() as directory:
-        broker = BrokerProcess("broker-a", Path(directory), is_forked=False)
+        metrics = {"metrics": sys.argv[2]} if len(sys.argv) > 2 else {}
+        broker = BrokerProcess("broker-a", Path(directory), is_forked=False, **metrics)
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(broker.pid, processors[-1:])
         with Connection([broker.name_server]) as mq:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 #: Of each side the rows of each of its rounds.
@@ -38,9 +39,9 @@ while os.getppid() == parent:
 class LiveSide:
     """A tree's broker and client; `asked` has them send."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, *metrics: str) -> None:
         self._process = subprocess.Popen(
-            [str(tree / ".venv/bin/python"), str(_PROGRAM), str(tree)],
+            [str(tree / ".venv/bin/python"), str(_PROGRAM), str(tree), *metrics],
             cwd=tree,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -75,14 +76,18 @@ def awake() -> Iterator[None]:
         process.wait()
 
 
-def rows(trees: Mapping[str, Path], turns: int) -> Found:
-    """What each side took in each of its turns, as benches print it."""
+def rows(trees: Mapping[str, Path], turns: int, metrics: Mapping[str, str] = MappingProxyType({})) -> Found:
+    """Return what each side took in each of its turns, as benches print it.
+
+    Args:
+        metrics: where the brokers of a side publish metrics; those of other sides do not.
+    """
     found: Found = {side: [] for side in trees}
     with contextlib.ExitStack() as stack:
         stack.enter_context(awake())
         sides = {}
         for side, tree in trees.items():
-            sides[side] = LiveSide(tree)
+            sides[side] = LiveSide(tree, *([metrics[side]] if side in metrics else []))
             stack.callback(sides[side].end)
         for kind in KINDS:
             for size in SIZES:
