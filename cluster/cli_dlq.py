@@ -76,17 +76,20 @@ def redrive_dead_letters(
 @dlq_commands.command("delete")
 @click.argument("group")
 @click.option("--id", "ids", multiple=True, help="A message id; may be given several times. Without: all.")
+@click.option("--dry-run", is_flag=True, help="Show how many would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Really delete them.")
 @json_option
 @click.pass_obj
-def delete_dead_letters(finder: Finder, group: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
+def delete_dead_letters(
+    finder: Finder, group: str, ids: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool
+) -> None:
     """Delete dead letters of GROUP; they cannot be sent again afterwards."""
-    if not yes:
+    if not dry_run and not yes:
         what = f"{len(ids) or 'all'} dead letters of {group}"
         raise RayMQError(f"add --yes to delete {what} (raymq dlq list shows them)")
     with finder.connect() as mq, Admin(mq) as admin:
-        count = admin.dlq_delete(group, list(ids) or None)
-    print_fields({"group": group, "deleted": count}, as_json=as_json)
+        count = admin.dlq_delete(group, list(ids) or None, dry_run=dry_run)
+    print_fields({"group": group, "selected": count, "deleted": 0 if dry_run else count}, as_json=as_json)
 
 
 @dlq_commands.command("export")

@@ -126,6 +126,14 @@ class _ClusterKeys:
     console_port: Annotated[
         int, describe("The port of the console. 0 takes any free one at each start.", ge=0, le=65_535)
     ] = 8400
+    console_allowed_hosts: Annotated[
+        list[str] | None,
+        describe(
+            "Further host names under which browsers reach the console, such as that of a proxy before it. It refuses "
+            "requests for other names, which protects it from DNS rebinding.",
+            form="a list of host names, or null",
+        ),
+    ] = None
     etcd_endpoints: Annotated[
         list[str] | str | None,
         describe(
@@ -199,6 +207,7 @@ class ClusterConfig:
         metrics_host, metrics_port: where the port for Prometheus listens.
         console: whether the cluster serves the web console.
         console_host, console_port: where the console listens.
+        console_allowed_hosts: further names of the console in browsers.
         etcd: the etcd of the register of masters if groups have several replicas; None: keepers are created.
         tls: how the sockets of name servers and brokers authenticate; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
@@ -215,6 +224,7 @@ class ClusterConfig:
     console: bool = False
     console_host: str = "127.0.0.1"
     console_port: int = 8400
+    console_allowed_hosts: list[str] | None = None
     etcd: Etcd | None = None
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)

@@ -283,7 +283,14 @@ def _start_console(
     from raymq.cluster.console_actor import ConsoleSpec, make_console
 
     spec = ConsoleSpec(
-        namespace, name_servers, machine, settings.console_host, settings.console_port, str(directory), settings.tls
+        namespace,
+        name_servers,
+        machine,
+        settings.console_host,
+        settings.console_port,
+        str(directory),
+        settings.tls,
+        tuple(settings.console_allowed_hosts or ()),
     )
     actor_calls.call(
         CONSOLE_NAME,

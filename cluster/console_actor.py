@@ -48,6 +48,7 @@ class ConsoleSpec:
         machine: the address of the console's machine.
         host, port: where it listens; port 0 takes any free one.
         root: the cluster's root, which has the token file.
+        allowed_hosts: further names of the console in browsers.
     """
 
     namespace: str
@@ -57,6 +58,7 @@ class ConsoleSpec:
     port: int
     root: str
     tls: Tls | None = None
+    allowed_hosts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class Console:
         own = resolve_own_address(spec.machine)
         token_file = Path(spec.root, TOKEN_FILE)
         await asyncio.to_thread(token_file.parent.mkdir, parents=True, exist_ok=True)
-        settings = ConsoleSettings(spec.host, spec.port, token_file, (own, socket.gethostname()))
+        settings = ConsoleSettings(spec.host, spec.port, token_file, (own, socket.gethostname(), *spec.allowed_hosts))
         name_servers = await asyncio.to_thread(_addresses, spec)
         async with AsyncExitStack() as opened:
             mq = Connection(name_servers, namespace=spec.namespace, tls=spec.tls)

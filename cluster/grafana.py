@@ -20,11 +20,6 @@ _NAME: Final = re.compile(r"\b(?:rocketmq|raymq)_[a-z_]+")
 _PARTS: Final = ("_bucket", "_sum", "_count")
 
 
-def metric_names(text: str) -> set[str]:
-    """Return the names of the metrics in dashboards or rules."""
-    return {name for name in _NAME.findall(text) if not name.endswith("_grafana_dashboard")}
-
-
 def with_ray_names(text: str) -> str:
     """Return dashboards or rules for the metrics on Ray's port.
 

@@ -129,7 +129,8 @@ class AccessGuard:
             return Refusal(
                 421,
                 f"this console does not answer for the host {facts.host!r}",
-                "use the address that the console printed, or start it with --allowed-host NAME",
+                "use the address that the console printed, or allow the name: `raymq console --allowed-host NAME`, or "
+                "console_allowed_hosts in the cluster's configuration",
             )
         is_write = facts.method not in _SAFE_METHODS
         if facts.origin is not None and not _is_origin_of(facts.origin, facts.host):

@@ -49,8 +49,3 @@ class MetricsSnapshot:
 
     labels: Mapping[str, str]
     families: list[MetricFamily]
-
-    @property
-    def series(self) -> int:
-        """Return how many series there are."""
-        return sum(family.series for family in self.families)

@@ -580,7 +580,7 @@ class Admin(Inspection):
         while (message := await self._arun(dead_letter_requests.following(found))) is not None:
             yield message
 
-    def dlq_delete(self, group: str, ids: Iterable[str] | None = None) -> int:
+    def dlq_delete(self, group: str, ids: Iterable[str] | None = None, *, dry_run: bool = False) -> int:
         """Delete dead letters of a group and return how many were deleted.
 
         They can no longer be listed or redriven. Their bytes stay in the brokers' logs until these expire, as those of
@@ -588,16 +588,17 @@ class Admin(Inspection):
 
         Args:
             ids: which ones, by the message ids of `dlq_list`; None = all.
+            dry_run: delete nothing, and return how many would be deleted.
 
         Raises:
             GroupNotFound: no broker has the group.
             BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. Call it again.
         """
-        return self._run(dead_letter_requests.delete(self._mq, group, ids))
+        return self._run(dead_letter_requests.delete(self._mq, group, ids, dry_run=dry_run))
 
-    async def adlq_delete(self, group: str, ids: Iterable[str] | None = None) -> int:
+    async def adlq_delete(self, group: str, ids: Iterable[str] | None = None, *, dry_run: bool = False) -> int:
         """`dlq_delete` for asyncio code."""
-        return await self._arun(dead_letter_requests.delete(self._mq, group, ids))
+        return await self._arun(dead_letter_requests.delete(self._mq, group, ids, dry_run=dry_run))
 
     def dlq_redrive(
         self,

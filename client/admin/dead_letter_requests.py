@@ -208,7 +208,7 @@ def lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
     return at >= 0 and offset < ranges[at][1]
 
 
-async def delete(mq: Connection, group: str, ids: Iterable[str] | None) -> int:
+async def delete(mq: Connection, group: str, ids: Iterable[str] | None, *, dry_run: bool) -> int:
     """See `Admin.dlq_delete`."""
     selected = None if ids is None else set(_checked(ids))
     await check_exists(mq, group, dead_letters=True)
@@ -218,6 +218,8 @@ async def delete(mq: Connection, group: str, ids: Iterable[str] | None) -> int:
         if selected is None or message.message_id in selected:
             by_queue.setdefault(message.queue, []).append(message.queue_offset)
     report_skipped_brokers(f"a selected dead letter of {group}", missed.brokers, found=bool(by_queue))
+    if dry_run:
+        return sum(map(len, by_queue.values()))
     count = 0
     for queue, offsets in by_queue.items():
         for first in range(0, len(offsets), _REDRIVE_AT_ONCE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -46,8 +46,9 @@ class GroupConsumption:
 
     Attributes:
         state: "finished", "in flight" (given out and not finished), "ready" (could be given out now, or will be after
-            those before it), "waiting" (a retry waits for its time), or "unknown" (the group never committed, or has no
-            connected member, so that how far it has read is not known).
+            those before it), "waiting" (a retry waits for its time), "dead letter" (it failed for good, and was not
+            redriven since), or "unknown" (the group never committed, or has no connected member, so that how far it has
+            read is not known).
         offset: of the copy in its queue.
     """
 
@@ -197,10 +198,9 @@ class _Trace:
             dead_letters += await self._dead_letters(group, message.unique_key or "")
         for copy, of_groups in zip(copies, states, strict=True):
             for group, state in sorted(of_groups.items()):
-                own = sorted((e for e in [*retries, *redrives] if e.group == group), key=lambda e: e.store_timestamp)
-                consumed.append(
-                    GroupConsumption(group, state_with_retries(state, [each.state for each in own]), copy.queue_offset)
-                )
+                later = [(e.store_timestamp, e.state) for e in [*retries, *redrives] if e.group == group]
+                later += [(each.dead_at, "dead letter") for each in dead_letters if each.group == group]
+                consumed.append(GroupConsumption(group, state_with_retries(state, later), copy.queue_offset))
         stored = [_stored(copy, "stored") for copy in copies]
         stored += [
             _stored(each, "recalled" if self._is_recalled(each) else "waiting")
@@ -277,13 +277,15 @@ class _Trace:
         return found
 
 
-def state_with_retries(state: str, retries: Iterable[str]) -> str:
-    """Return what a group has made of a message, from its state in the topic and those of its retries.
+def state_with_retries(state: str, later: Sequence[tuple[float, str]]) -> str:
+    """Return what a group has made of a message, from its state in the topic and its later copies.
 
-    A message that failed is finished in its topic, and goes on as its last retry.
+    A message that failed is finished in its topic, and goes on as the last of its later copies.
+
+    Args:
+        later: the time in seconds and the state of each retry, dead letter and redrive, in any order.
     """
-    own = list(retries)
-    return own[-1] if state == "finished" and own else state
+    return max(later)[1] if state == "finished" and later else state
 
 
 def _stored(copy: ReceivedMessage, state: str) -> StoredCopy:

@@ -11,7 +11,7 @@ from raymq.actors.protocol import BrokerInfo
 from raymq.client.results import ClusterInfo, OpenTransaction
 from raymq.cluster.doctor.check_result import CheckResult, fine, note, problem
 
-_REFUSED_RATIO: Final = 0.90
+_DEFAULT_REFUSE_RATIO: Final = 0.90
 _EARLY_RATIO: Final = 0.75
 #: A scheduler calls the brokers twenty times a second; without it they deliver delayed messages by themselves.
 _LATE_SECONDS: Final = 1.0
@@ -20,6 +20,7 @@ _SET_ASIDE: Final = "setAside_"
 _WAITS_FOR: Final = "waitsFor_"
 _TRANSACTIONS_OF: Final = "transactionsOf_"
 _TRANSACTIONS_OF_OTHERS: Final = "transactionsOfOthers"
+_REFUSE_RATIO: Final = "diskRefuseRatio"
 _RECENT_STOP: Final = "loopLongestStopMillisRecently"
 #: Causes of refusals that point to a fault, not only to a high load, with the remedies.
 _REFUSAL_REMEDIES: Final = {
@@ -130,11 +131,13 @@ def _broker(broker: BrokerInfo, figures: Mapping[str, str]) -> Iterator[CheckRes
         remedy = f"`raymq store verify {broker.store}` lists it; a replica or a backup may have what is damaged"
         found = f"{damage.file} at byte {damage.offset}: {damage.reason}"
         yield problem("corruption", found, where, remedy)
-    if broker.disk_ratio >= _REFUSED_RATIO:
+    refuse_ratio = _number(figures.get(_REFUSE_RATIO)) or _DEFAULT_REFUSE_RATIO
+    if broker.disk_ratio >= refuse_ratio:
         remedy = "make room: it takes messages again by itself"
         yield problem("disk room", f"{broker.disk_ratio:.0%} of its disk is used: it refuses messages", where, remedy)
     elif broker.disk_ratio >= _EARLY_RATIO:
-        yield note("disk room", f"{broker.disk_ratio:.0%} of its disk is used", where, "make room before it is 90 %")
+        remedy = f"make room before it is {refuse_ratio:.0%} (disk_refuse_ratio)"
+        yield note("disk room", f"{broker.disk_ratio:.0%} of its disk is used", where, remedy)
     refused = {cause: broker.refusals.get(cause, 0) for cause in _REFUSAL_REMEDIES if broker.refusals.get(cause)}
     if refused:
         text = ", ".join(f"{cause} {count}" for cause, count in refused.items())

@@ -168,7 +168,7 @@ def check_disk_space(disk: DiskInfo, host: str) -> CheckResult:
     """Check that the disk has room for messages."""
     where, used = f"{host}:{disk.folder}", f"{disk.ratio:.0%} of the disk is used, {disk.free_bytes >> 20} MiB are free"
     if disk.ratio >= _REFUSED_RATIO:
-        remedy = "make room: brokers refuse messages above disk_refuse_ratio (90 %), and go on by themselves"
+        remedy = "make room: brokers refuse messages above disk_refuse_ratio (by default 90 %), and go on by themselves"
         return problem("disk room", used, where, remedy)
     if disk.ratio >= _EARLY_RATIO:
         return note(

@@ -28,7 +28,7 @@ from tests.ray_cluster import own_ray
 pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(180)]
 
 NAMESPACE = "with-console"
-CONFIG = {"console": True, "console_port": 0}
+CONFIG = {"console": True, "console_port": 0, "console_allowed_hosts": ["mq.example.org"]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,6 +53,7 @@ def test_console_runs_as_long_as_its_cluster(tmp_path: Path) -> None:
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         Admin(mq).create_topic("orders", queues=1)
         client = ConsoleClient(url, token_file.read_text().strip())
+        assert [ConsoleClient(url).get("/", Host=name).status for name in ("mq.example.org", "x.org")] == [200, 421]
         assert [each["topic"] for each in client.get_json("/topics")["topics"]] == ["orders"]
         assert client.post_json("/topics/orders/send", {"body": "x"})["message_id"]
         assert ConsoleClient(url).post("/topics/orders/send", {"body": "x"}).status == 401

@@ -57,12 +57,16 @@ def send(mq: Connection, topic: str, count: int = 3) -> None:
             producer.send(Message(topic, b"%d" % number, keys=f"k{number}"), queue=MessageQueue(topic, "broker-a", 0))
 
 
-def create_dead_letters(mq: Connection, admin: Admin, name: str, count: int) -> None:
-    """Make `count` messages of the topic dead letters of the group with the same name."""
+def create_dead_letters(mq: Connection, admin: Admin, name: str, count: int, died: int = 0) -> None:
+    """Make `count` messages of the topic dead letters of the group with the same name.
+
+    Args:
+        died: how many dead letters to wait for, if they are more.
+    """
     send(mq, name, count)
     before = len(admin.dlq_list(name)) if name in admin.groups() else 0
     with PushConsumer(mq, name, {name: "*"}, lambda messages: Retry(-1)):
-        poll_until(lambda: name in admin.groups() and len(admin.dlq_list(name)) >= before + count, 20)
+        poll_until(lambda: name in admin.groups() and len(admin.dlq_list(name)) >= before + max(count, died), 20)
 
 
 def run_command(mq: Connection, *given: str) -> Any:
@@ -235,7 +239,10 @@ def test_progress_marks_unsubscribed_topic(mq: Connection, admin: Admin, name: s
 def test_delete_and_forget_commands(mq: Connection, admin: Admin, name: str, commits_count_as_old: None) -> None:
     create_dead_letters(mq, admin, name, 2)
     assert run_command(mq, "dlq", "delete", name).exit_code == 1
-    assert json.loads(run_command(mq, "dlq", "delete", name, "--yes", "--json").stdout) == {"group": name, "deleted": 2}
+    shown = json.loads(run_command(mq, "dlq", "delete", name, "--dry-run", "--json").stdout)
+    assert shown == {"group": name, "selected": 2, "deleted": 0}
+    assert len(admin.dlq_list(name)) == 2
+    assert json.loads(run_command(mq, "dlq", "delete", name, "--yes", "--json").stdout)["deleted"] == 2
     done = json.loads(run_command(mq, "group", "forget", name, name, "--json").stdout)
     assert done == {"group": name, "topic": name, "queues": 2}
     assert run_command(mq, "group", "delete", name).exit_code == 1
@@ -245,7 +252,7 @@ def test_delete_and_forget_commands(mq: Connection, admin: Admin, name: str, com
     assert json.loads(done.stdout)["deleted"] is True
     assert name not in admin.groups()
     assert run_command(mq, "group", "delete", name, "--yes").exit_code == 1
-    create_dead_letters(mq, admin, name, 1)
+    create_dead_letters(mq, admin, name, 1, died=3)  # the group is new, and fails what it had before as well
     unsure = run_command(mq, "group", "delete", name)
     assert unsure.exit_code == 1
     assert f"add --yes to delete group {name} with 0 waiting retries; 3 dead letters would stay" in str(

@@ -72,13 +72,14 @@ def test_trace_through_retries_dead_letters_and_redrive(shell: Shell, mq: Connec
         poll_until(
             lambda: (
                 trace(shell, sent.message_id)["consumed"]
-                == [{"group": "g", "state": "finished", "offset": sent.queue_offset}]
+                == [{"group": "g", "state": "dead letter", "offset": sent.queue_offset}]
             ),
             10,
         )
         assert trace(shell, sent.unique_key)["dead_letters"] == found["dead_letters"]
         admin.dlq_redrive("g")
         poll_until(lambda: [each["state"] for each in trace(shell, sent.message_id)["redrives"]] == ["finished"], 20)
+        assert trace(shell, sent.message_id)["consumed"][0]["state"] == "finished"
     shown = shell.shown("message", "trace", sent.message_id)
     assert "dead letters:" in shown
     assert "ValueError: no such account" in shown

@@ -104,6 +104,7 @@ def _log(core: BrokerCore) -> dict[str, object]:
         "commitLogDiskRatio": ratio,
         f"commitLogDiskRatio_{store.directory}": ratio,
         "consumeQueueDiskRatio": ratio,
+        "diskRefuseRatio": store.config.disk_refuse_ratio,
         "commitLogMinOffset": store.min_physical_offset,
         "commitLogMaxOffset": store.max_physical_offset,
         "dispatchBehindBytes": 0,

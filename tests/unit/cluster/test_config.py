@@ -107,7 +107,10 @@ def test_invalid_settings_are_refused(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"console": "yes"}, {"console_port": 70_000}, {"console_host": 1}],
+    [
+        *({"console": "yes"}, {"console_port": 70_000}, {"console_host": 1}),
+        *({"console_allowed_hosts": "mq"}, {"console_allowed_hosts": [1]}),
+    ],
 )
 def test_invalid_settings_of_the_console_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):

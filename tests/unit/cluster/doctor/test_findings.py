@@ -179,6 +179,14 @@ def test_broker_figures_become_check_results(figures: dict[str, str], check: str
     assert worst_severities(broker_checks.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
 
 
+@pytest.mark.parametrize(("used", "severity"), [(0.3, "fine"), (0.8, "note"), (0.92, "note"), (0.95, "problem")])
+def test_disk_room_is_judged_by_the_brokers_own_limit(used: float, severity: str) -> None:
+    cluster = replace(CLUSTER, brokers=[replace(BROKER, disk_ratio=used)])
+    results = list(broker_checks.check_cluster(cluster, {BROKER.address: {"diskRefuseRatio": "0.95"}}))
+    assert worst_severities(results).get("disk room", "fine") == severity
+    assert severity != "note" or any("95%" in each.remedy for each in results)
+
+
 def test_version_check_ignores_unreachable_brokers() -> None:
     away = replace(BROKER, name="broker-b", state="unreachable", version="")
     mixed = replace(BROKER, name="broker-c", version="9.8.7")
