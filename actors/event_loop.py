@@ -170,7 +170,7 @@ class EventLoopThread:
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, _T], done: Callable[[asyncio.Task[_T]], object]) -> None:
-        """Run a coroutine on the loop, and call `done` there with its task at the end.
+        """Run a coroutine on the loop, and call `done` there with its ended task.
 
         Unlike `submit` it leaves no lock that the loop takes, too: a signal handler that interrupts the caller anywhere
         may wait for the loop.

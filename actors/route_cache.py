@@ -288,7 +288,7 @@ class RouteCache:
         return cached[1] if cached is not None and boottime() - cached[0] < ROUTE_SECONDS else None
 
     async def cluster(self, timeout: float = _NAME_SERVER_SECONDS) -> ClusterView:
-        """Return all brokers that a name server knows, and those that have left the routes lately."""
+        """Return all brokers that a name server knows, also those that left lately."""
         answer = await self.ask(GetClusterInfo(raymq_away=True).command(), timeout)
         view = route_answers.read_view(answer.body)
         if len(self._names) > _MAX_NAMES:

@@ -295,7 +295,7 @@ class Connection(Closeable):
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, _T], done: Callable[[asyncio.Task[_T]], object]) -> None:
-        """Run a coroutine on the background loop, and call `done` there with its task at the end.
+        """Run a coroutine on the background loop, and call `done` there with its ended task.
 
         Raise ClientClosed after `close()`.
         """

@@ -120,7 +120,7 @@ class MetricsExporter:
         register_child_reset(self, MetricsExporter._reset_in_child)
 
     def opened(self, connection: object, loop: asyncio.AbstractEventLoop) -> None:
-        """Publish from now on, on the loop of a connection and as long as it runs."""
+        """Publish from now on, on a connection's loop and as long as it runs."""
         self._open.add(connection)
         loop.call_soon_threadsafe(self._tick, loop)
 

@@ -1,4 +1,4 @@
-"""Convert results of calls to the data that JSON has, with the field names of the Python API."""
+"""Convert results to the data that JSON has, with the Python API's field names."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class ReceivingClient(ClientBase):
         return contextlib.nullcontext() if tracer is None or not several else tracer.processing(several, self.group)
 
     def _traced(self, messages: list[ReceivedMessage], began_ns: int) -> list[ReceivedMessage]:
-        """Return messages that a call received, and make a span of it if the connection traces.
+        """Return the messages of a call, and make its span if the connection traces.
 
         `began_ns` is the time at which the call began.
         """

@@ -243,7 +243,7 @@ def host_resources(root: Path, mounted: bool) -> None:
 @json_option
 @click.pass_obj
 def cluster_status(finder: Finder, as_json: bool, watch: float | None) -> None:
-    """Show the brokers, name servers and scheduler as they report now, and the address of the cluster's console."""
+    """Show the brokers, name servers and scheduler as they report now, and the console's address."""
     with finder.connect() as mq, Admin(mq) as admin:
         show(
             lambda: _status_fields(admin.cluster_info(), find_console(mq)),

@@ -31,7 +31,7 @@ def delay_commands() -> None:
 @json_option
 @click.pass_obj
 def list_delayed(finder: Finder, topic: str | None, limit: int, as_json: bool) -> None:
-    """List the messages that wait for their time, and the retries of groups, those that are due next first."""
+    """List messages and retries that wait for their time, the next due first."""
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.delayed_messages(topic, limit)
     warn_truncated(found)

@@ -51,7 +51,7 @@ def create_topic(
 @click.option("--rates", is_flag=True, help="Show messages and bytes per second instead, means of the last minute.")
 @admin_rows("no queue", watch=True)
 def topic_stats(admin: Admin, name: str, rates: bool) -> Rows:
-    """Show the offsets of each queue of topic NAME, or with --rates its rates on each broker."""
+    """Show the offsets of topic NAME's queues, or with --rates its rates."""
     if rates:
         return [asdict(found) for found in admin.topic_rates(name)]
     return [

@@ -192,7 +192,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], empty: str = "") -> Table | Text:
-    """Return rows with the same fields as a table, or the text `empty` if there are none."""
+    """Return rows with the same fields as a table, or `empty` without rows."""
     if not rows:
         return Text(empty)
     table = Table(box=box.SIMPLE_HEAD)

@@ -31,7 +31,7 @@ watch_option = click.option(
 def show(
     ask: Callable[[], Any], render: Callable[[Any], RenderableType], *, as_json: bool, seconds: float | None
 ) -> None:
-    """Print what `ask` returns, as JSON or as `render` returns it, once or every so many seconds.
+    """Print what `ask` returns, as JSON or rendered, once or every so many seconds.
 
     On a terminal the output is replaced each time.
     """

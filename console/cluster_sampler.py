@@ -200,7 +200,7 @@ class ClusterSampler:
         return self._rates.setdefault((kind, name), CounterRate())
 
     def _add_totals(self, newest: ClusterSample) -> None:
-        """Add the totals of the cluster and the disks to the history, unknown where the sample failed."""
+        """Add the totals and the disks to the history, unknown where the sample failed."""
         assert newest.at is not None
         failed = newest.error is not None
         topics, groups = newest.topics.values(), newest.groups.values()

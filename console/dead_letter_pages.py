@@ -52,7 +52,7 @@ def _row(message: DeadMessage) -> dict[str, object]:
 
 
 async def redrive(request: web.Request) -> Page:
-    """Start a redrive of the selected dead letters, and return its result or that it runs."""
+    """Start a redrive of selected dead letters; return its result, or that it runs."""
     context = request.app[CONTEXT]
     fields = await read_fields(request)
     wanted = RedriveRequest(

@@ -48,7 +48,7 @@ async def live(request: web.Request) -> web.StreamResponse:
 
 
 async def tail(request: web.Request) -> web.StreamResponse:
-    """Send the messages of a topic that arrive from now on, and say what was left out."""
+    """Send a topic's messages from now on, and say what was left out."""
     context = request.app[CONTEXT]
     topic = request.match_info["topic"]
     await context.admin.atopic_config(topic)  # Raises TopicNotFound while an error page can still be sent.

@@ -104,7 +104,7 @@ class CounterRate:
 
 
 class SampleRotation:
-    """Chooses which of many names are sampled next, so that one sample has a bounded cost.
+    """Chooses which names are sampled next, so that a sample has a bounded cost.
 
     Every name is chosen in turn; new names come at their place in the alphabet.
     """

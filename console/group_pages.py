@@ -25,7 +25,7 @@ _FIGURES = (
 
 
 async def group_list(request: web.Request) -> Page:
-    """Return the groups whose name has the text of `filter`, with the figures of the last sample."""
+    """Return the groups whose name contains `filter`, with the last sample's figures."""
     context = request.app[CONTEXT]
     wanted = request.query.get("filter", "")
     names = [name for name in await context.admin.agroups() if wanted.lower() in name.lower()]

@@ -19,7 +19,7 @@ _ORDER: Final = {"bad": 0, "unknown": 1, "busy": 2}
 
 
 async def overview(request: web.Request) -> Page:
-    """Return the brokers, the totals and the groups that need a look, all of the last sample."""
+    """Return the last sample's brokers, totals and groups that need a look."""
     context = request.app[CONTEXT]
     sample, history = context.sampler.newest, context.sampler.history
     cluster = sample.cluster

@@ -1,4 +1,4 @@
-"""Hold the messages of a live tail until the browser takes them, and count what it does not see."""
+"""Hold a live tail's messages for the browser, and count those it misses."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _WINDOW_SECONDS: Final = 600.0
 
 
 async def topic_list(request: web.Request) -> Page:
-    """Return the topics whose name has the text of `filter`, a page at a time, with the figures of the last sample."""
+    """Return a page of the topics whose name contains `filter`, with the last sample's figures."""
     context = request.app[CONTEXT]
     wanted, system = request.query.get("filter", ""), request.query.get("system") == "1"
     names = [name for name in await context.admin.atopics(system=system) if wanted.lower() in name.lower()]

@@ -1,4 +1,4 @@
-"""A consumer that starts before its topic exists, and a deployment that changes what it subscribes to.
+"""A consumer that starts before its topic, and a deployment that changes its subscriptions.
 
 It prints:
     waits for: ['parcels']

@@ -171,7 +171,7 @@ def _store_paths(directory: Path) -> StorePaths:
 
 
 def _folder_sizes(directory: Path) -> list[FolderSize]:
-    """Return the size of each folder of the directory, and of the files in it, "."."""
+    """Return the size of each folder; "." has the directory's own files."""
     totals: dict[str, list[int]] = {}
     for folder, _, files in os.walk(directory):
         parts = Path(folder).relative_to(directory).parts

@@ -35,7 +35,7 @@ class MetricFamily:
 
     @property
     def ray_name(self) -> str:
-        """Return the name among Ray's metrics, which Ray prefixes with `ray_` and ends with `_total` if it counts."""
+        """Return the name among Ray's metrics; Ray adds `ray_`, and `_total` to counters."""
         return "raymq_" + self.name.removeprefix("rocketmq_").removeprefix("raymq_").removesuffix("_total")
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP server of read-only pages, for Prometheus and for the probes of an orchestrator."""
+"""A small HTTP server of read-only pages, for Prometheus and an orchestrator's probes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PageServer:
     """
 
     def __init__(self, host: str, port: int, pages: Mapping[str, PageFunction], further_ports: int = 0) -> None:
-        """Listen at a port, or at one of the `further_ports` after it if it is taken; port 0 takes any free one.
+        """Listen at a port, or if it is taken at one of `further_ports` after it; port 0 takes any free one.
 
         Args:
             pages: the pages by path, such as "/metrics".

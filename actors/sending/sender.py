@@ -170,7 +170,7 @@ class RecordSender(Protocol):
 def make_sender(
     pool: ConnectionPool, routes: RouteCache, isolation: str | None, counts: SendCounts | None = None
 ) -> Sender:
-    """Return a sender with the isolation strategy of that name, which counts its sends in `counts`.
+    """Return a sender with that isolation strategy, which counts its sends in `counts`.
 
     Each sender starts its round robin at a random queue.
     """

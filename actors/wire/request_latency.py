@@ -12,7 +12,7 @@ RPC_BOUNDS_MS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_000.0, 3_000
 
 
 class RequestLatency:
-    """The durations of a server's requests, from the arrival of their last bytes to their answers.
+    """The durations of requests, from the arrival of their last bytes to their answers.
 
     Used on the server's event loop. A request that is parked, such as a pull, counts with its wait.
     """

@@ -95,7 +95,7 @@ class RedriveResult:
 
 
 class _Entry(NamedTuple):
-    """The queue, the offset and the time of a dead letter, and its trace context if that is needed.
+    """A dead letter's queue, offset and time, and its trace context if that is needed.
 
     Only this is kept in memory, since dead letters may be many and large.
     """

@@ -65,7 +65,7 @@ async def first(mq: Connection, topic: str | None, limit: int) -> FoundMessages[
 
 
 async def _of_broker(mq: Connection, broker: str, address: str, topic: str | None, limit: int) -> list[DelayedMessage]:
-    """Return the messages of one broker that are due next, and one more than the limit if there are more.
+    """Return one broker's next due messages, one above the limit if there are more.
 
     Each delay level, and the timers, are in the order of their due times: of each only the first ones are read.
     """
@@ -93,7 +93,7 @@ def _part_of(begin: list[int]) -> int:
 
 
 def real_message(message: ReceivedMessage) -> ReceivedMessage:
-    """Return a message that may wait for its time, with the topic that it waits for."""
+    """Return a message with the topic that it waits for, if it waits."""
     topic = message.system_properties.get(properties.REAL_TOPIC, message.topic)
     return replace(message, topic=topic) if message.topic in WAITING_TOPICS else message
 

@@ -168,7 +168,7 @@ class GroupFacts:
 
     @property
     def is_behind(self) -> bool:
-        """Return True if messages are left that are older than some seconds, or of unknown age."""
+        """Return True if messages are left that are too old, or of unknown age."""
         left = [each.now.oldest_unfinished_age for each in self.consumed_queues if each.now.lag]
         return any(age is None or age > _BEHIND_SECONDS for age in left)
 
@@ -410,7 +410,7 @@ def _excluding_filters(facts: GroupFacts) -> Iterator[_Finding]:
 
 
 def _standing(facts: GroupFacts) -> Iterator[_Finding]:
-    """Find queues in which messages are left and nothing moves, for no other reason that is known."""
+    """Find queues in which messages are left and nothing moves, without another known reason."""
     standing = facts.standing_queues
     if not standing or facts.is_abandoned:
         return

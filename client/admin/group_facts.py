@@ -104,7 +104,7 @@ async def members(mq: Connection, group: str) -> list[GroupMemberInfo]:
 
 
 async def _connections(mq: Connection, group: str) -> tuple[list[str], dict[str, GroupConnections]]:
-    """Return the brokers that do not answer, and the members of the group at the others."""
+    """Return the brokers without an answer, and the group's members at the others."""
     answers = await asking.request_all(mq, partial(wire_members.connections_command, group))
     silent = [broker for broker, answer in answers.items() if isinstance(answer, BrokerUnavailable)]
     return silent, {
@@ -115,7 +115,7 @@ async def _connections(mq: Connection, group: str) -> tuple[list[str], dict[str,
 
 
 async def _away(mq: Connection, topics: Iterable[str]) -> set[str]:
-    """Return the brokers of topics that have left the routes a while ago, and are expected back."""
+    """Return the topics' brokers that left the routes and are expected back."""
     found: set[str] = set()
     for topic in topics:
         with contextlib.suppress(TopicNotFound):
@@ -129,7 +129,7 @@ def _plain(connections: GroupConnections, own_topic: str) -> frozenset[tuple[str
 
 
 async def _members(mq: Connection, group: str, connections: Mapping[str, GroupConnections]) -> list[MemberFacts]:
-    """Return the members with what each reports about itself, through a broker that it is connected to."""
+    """Return the members with what each reports about itself, through one of its brokers."""
     addresses = await asking.masters(mq)
     brokers = {member.client_id: broker for broker, each in connections.items() for member in each.members}
 
@@ -177,7 +177,7 @@ async def _is_allowed(mq: Connection, group: str, topic: str) -> bool:
 
 
 async def _newest(mq: Connection, topic: str, stats: Mapping[MessageQueue, QueueStats]) -> list[ReceivedMessage]:
-    """Return some of the newest messages of a topic, from the queues that got one last.
+    """Return some of a topic's newest messages, from the queues that got one last.
 
     Raises:
         TimeoutError: the read would wait for brokers that are away.

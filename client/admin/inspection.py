@@ -110,7 +110,7 @@ class Inspection(BrokerChanges):
         return await self._arun(message_trace.trace(self._mq, message, topic))
 
     def delayed_messages(self, topic: str | None = None, limit: int = 1000) -> FoundMessages[DelayedMessage]:
-        """Return the messages that wait for their time, those that are due next first, at most `limit`.
+        """Return at most `limit` messages that wait for their time, the next due first.
 
         Retries of groups, which wait as well, are included.
 

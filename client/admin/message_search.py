@@ -191,7 +191,7 @@ def _window(begin: float | datetime | None, end: float | datetime | None) -> tup
 
 
 async def all_by_unique_key(mq: Connection, topic: str, unique_key: str) -> FoundMessages[ReceivedMessage]:
-    """Return the messages of a topic with the unique key, newest first, at most `_COPIES` of each broker.
+    """Return a topic's messages with the unique key, newest first, `_COPIES` per broker at most.
 
     Raise TopicNotFound, or the first error of a broker.
     """

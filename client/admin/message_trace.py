@@ -59,7 +59,7 @@ class GroupConsumption:
 
 @dataclass(frozen=True, slots=True)
 class RetriedCopy:
-    """A retry of the message, or a dead letter that was sent to its group once more.
+    """A retry of the message, or a dead letter that was redriven.
 
     Attributes:
         state: as in `GroupConsumption`.
@@ -234,7 +234,7 @@ class _Trace:
         return delay_commands.read_message_states(answer)
 
     async def _retries(self, group: str, unique_key: str) -> list[tuple[ReceivedMessage, str]]:
-        """Return the retries of a group with their states, those that wait for their time last."""
+        """Return a group's retries with their states, those that still wait last."""
         topic = retry_topic(group)
         found = []
         for copy in await self._copies(topic, unique_key):
@@ -278,7 +278,7 @@ class _Trace:
 
 
 def state_with_retries(state: str, later: Sequence[tuple[float, str]]) -> str:
-    """Return what a group has made of a message, from its state in the topic and its later copies.
+    """Return a message's state in a group, from the topic and its later copies.
 
     A message that failed is finished in its topic, and goes on as the last of its later copies.
 

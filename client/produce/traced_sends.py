@@ -1,4 +1,4 @@
-"""Make a span of each send of a producer, and let the messages carry its context.
+"""Make a span of each send, and let the messages carry its context.
 
 A producer becomes a `TracedProducer` if its connection traces, so that tracing costs other producers nothing.
 """

@@ -95,7 +95,7 @@ class MessageSpan:
 
     @_unharmed
     def rename(self, name: str, message: ReceivedMessage) -> None:
-        """Give the span of an operation on `message` another name, since its outcome is known now."""
+        """Rename the span of an operation on `message`, whose outcome is known now."""
         self._span.update_name(f"{name} {_topic([message])}")
         self._span.set_attribute(span_attributes.OPERATION_NAME, name)
 
@@ -189,7 +189,7 @@ class MessageTracer:
     def processing(
         self, messages: Sequence[ReceivedMessage], group: str | None, more: Attributes | None = None
     ) -> MessageSpan:
-        """Begin the span of the processing of messages of one topic, and make it the current one.
+        """Begin the span of processing one topic's messages, and make it the current one.
 
         For one message it is a child of the sender's span, for several it has a link to each of them.
         """
@@ -228,7 +228,7 @@ class MessageTracer:
         return TracedEntry(message.topic, message.message_id, trace_properties.received_context(message))
 
     def redriven(self, entry: TracedEntry, group: str, began_ns: int) -> None:
-        """Record that a dead letter was sent to its group again, by a request that began at `began_ns`.
+        """Record a redrive by a request that began at `began_ns`.
 
         The span continues the trace of the message, and has a link to the current span.
         """
@@ -337,7 +337,7 @@ def _extracted(carrier: Mapping[str, str]) -> Context | None:
 
 
 def _topic(messages: Sequence[ReceivedMessage]) -> str:
-    """Return the topic of the first message, that of its queue if its record cannot be read."""
+    """Return the first message's topic, or its queue's if its record is unreadable."""
     try:
         return messages[0].topic
     except Exception:  # noqa: BLE001 - a message that cannot be read still has to be processed

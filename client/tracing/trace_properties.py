@@ -53,7 +53,7 @@ def received_context(message: ReceivedMessage) -> dict[str, str]:
 
 
 def with_context(message: Message, carrier: Mapping[str, str]) -> Message:
-    """Return a copy of a message that carries a trace context, with the same unique key.
+    """Return a copy with the same unique key that carries a trace context.
 
     The context replaces the one that the message has. A message whose properties leave no room for it is returned as it
     is: a trace must not make a send fail.

@@ -1,4 +1,4 @@
-"""Send or read messages on threads for some seconds, and count what was done and how long it took."""
+"""Send or read messages on threads for some seconds, and measure it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LoadRun:
     elapsed: float = 0.0
 
     def run(self) -> LoadCounts:
-        """Run the workers to the end of the time, or to a KeyboardInterrupt, and return the sums.
+        """Run the workers until the time or a KeyboardInterrupt ends, and return the sums.
 
         Raises:
             RayMQError: a worker cannot go on.
@@ -169,7 +169,7 @@ def gathered_sends(producer: Producer, topic: str, body: bytes) -> Worker:
 
 
 def repeated_reads(consumer: PullConsumer, queues: Sequence[MessageQueue], batch: int) -> Worker:
-    """Return a worker that reads queues from their beginning, again and again, and measures each call."""
+    """Return a worker that reads queues repeatedly from the beginning, and measures each call."""
 
     def work(counts: LoadCounts, ended: threading.Event) -> None:
         for queue in queues:

@@ -430,7 +430,7 @@ def _between(entries: Entries, begin: SortKey, end: SortKey) -> Entries:
 
 
 def _mark_of(entries: Entries, number: int) -> SortKey:
-    """Return the sort key that the entry of this number would have if the entries were sorted, without sorting them."""
+    """Return the sort key of this rank among the entries, without sorting them."""
     due = entries["due_ms"].astype(np.int64)
     due_ms = int(np.partition(due, number)[number])
     keys = entries["key"][due == due_ms].astype(np.int64)

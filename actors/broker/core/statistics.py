@@ -261,7 +261,7 @@ class Statistics:
         self.refusals[cause] = self.refusals.get(cause, 0) + 1
 
     def delivered(self, record: Buffer) -> None:
-        """Measure how long ago a delivered record was stored, for at most 100 records a second."""
+        """Measure a delivered record's age since it was stored, 100 times a second at most."""
         now = self.clock()
         if now >= self._next_delivery_sample:
             self._next_delivery_sample = now + 0.01

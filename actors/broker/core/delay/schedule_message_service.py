@@ -113,7 +113,7 @@ class ScheduleMessageService:
         return count
 
     def bounds(self, level: int) -> tuple[int, int]:
-        """Return the offset of the first waiting message of a level, and the end of its queue.
+        """Return the offset of a level's first waiting message, and its queue's end.
 
         Raise QueueNotFound if nothing was ever delayed by that level.
         """

@@ -76,7 +76,7 @@ class FetchPosition:
 
 @dataclass(frozen=True, slots=True)
 class FetchingMember:
-    """The member that fetched a queue last, and its position there, which moves with its fetch."""
+    """The member that fetched a queue last, and its position, which moves with its fetch."""
 
     client_id: str
     position: FetchPosition

@@ -125,7 +125,7 @@ class ConsumeStats:
         return found
 
     def message_states_steps(self, topic: str, queue_id: int, offset: int) -> Steps[dict[str, str]]:
-        """Return what each group that consumes a topic has made of the message at an offset, in steps.
+        """Return each consuming group's state of the message at an offset, in steps.
 
         The states are "finished", "in flight" (given out and not finished), "ready" (could be given out now, or will be
         after those before it), "waiting" (its retry waits for its time) and "unknown" (the group never committed, or
