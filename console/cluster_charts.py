@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from markupsafe import Markup
 
 from raymq.client.timestamps import format_duration
-from raymq.console.figure_history import FigureHistory
+from raymq.console.figure_history import FigureHistory, Point
 from raymq.console.page_rendering import rate_text
 from raymq.console.svg_chart import ChartLine, line_chart
 
 #: The distances of ticks in time, in seconds: whole seconds, minutes, hours and days.
-_SPANS: Final = (
+SPANS: Final = (
     *(0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_200.0, 1_800.0),
     *(3_600.0, 7_200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0, 432_000.0),
 )
@@ -26,13 +27,7 @@ def cluster_charts(history: FigureHistory, now: float) -> list[Markup]:
     return [
         line_chart("Messages per second", rates, now, _rate),
         line_chart("Lag of all groups, messages", lag, now, _messages, tick=_count),
-        line_chart(
-            "Age of the oldest waiting message",
-            [ChartLine("age", history.points("age"))],
-            now,
-            format_duration,
-            steps=_SPANS,
-        ),
+        _age_chart(history.points("age"), now),
         line_chart("Disk used", disks, now, _percent, top=1.0),
     ]
 
@@ -46,15 +41,22 @@ def group_charts(history: FigureHistory, group: str, now: float) -> list[Markup]
     """Return the charts of a group: lag, its age, and the rate at which it commits."""
     return [
         line_chart("Lag, messages", [ChartLine("lag", history.points("lag", group))], now, _messages, tick=_count),
-        line_chart(
-            "Age of the oldest waiting message",
-            [ChartLine("age", history.points("age", group))],
-            now,
-            format_duration,
-            steps=_SPANS,
-        ),
+        _age_chart(history.points("age", group), now),
         line_chart("Finished per second", [ChartLine("out", history.points("rate out", group))], now, _rate),
     ]
+
+
+def _age_chart(points: Sequence[Point], now: float) -> Markup:
+    lines = [ChartLine("age", points)]
+    return line_chart("Age of the oldest waiting message", lines, now, format_duration, tick=span_text, steps=SPANS)
+
+
+def span_text(seconds: float) -> str:
+    """Return a tick of the time axis, such as 90 s or 36 h: in the unit in which it is not rounded."""
+    for unit_seconds, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit_seconds or seconds == unit_seconds:
+            return f"{seconds / unit_seconds:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def _rate(value: float) -> str:

@@ -153,6 +153,7 @@ def _shoot_all(url: str, token: str, folder: Path, shop: Shop) -> None:
                     if scheme == "dark" and name not in ("overview", "group"):
                         continue
                     page.goto(url + path)
+                    page.locator("[hx-trigger=load]").wait_for(state="detached")  # why a group moves or not
                     shoot(page, folder, f"{name}-{kind}" if scheme == "light" else f"{name}-dark")
                 if scheme == "light":
                     page.goto(url + "groups/billing/dead-letters")

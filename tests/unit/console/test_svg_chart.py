@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from raymq.client.timestamps import format_duration
+from raymq.console.cluster_charts import SPANS, span_text
 from raymq.console.svg_chart import ChartLine, axis_ticks, line_chart, trend_line
 
 NOW = 10_000.0
@@ -43,6 +44,15 @@ def test_axis_has_round_ticks_that_cover_the_values(highest: float, ticks: list[
 )
 def test_axis_of_times_has_whole_units(highest: float, ticks: list[float]) -> None:
     assert axis_ticks(highest, (1.0, 10.0, 30.0, 60.0)) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize("highest", [3.0, 58.0, 71.0, 130.0, 400.0, 3_000.0, 5_000.0, 9_000.0, 50_000.0, 200_000.0])
+def test_ticks_of_times_are_exact_and_differ(highest: float) -> None:
+    units = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+    ticks = axis_ticks(highest, SPANS)
+    texts = [span_text(each) for each in ticks]
+    assert len(set(texts)) == len(ticks)
+    assert [float(number) * units[unit] for number, unit in map(str.split, texts)] == pytest.approx(ticks)
 
 
 def test_chart_has_axis_labels_units_and_the_last_value() -> None:
