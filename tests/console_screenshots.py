@@ -51,7 +51,7 @@ def trading(shop: Shop) -> Iterator[None]:
     end = threading.Event()
 
     def trade() -> None:
-        while not end.wait(5.0):
+        while not end.wait(2.0):
             shop.trade(1)
 
     thread = threading.Thread(target=trade)
