@@ -88,7 +88,7 @@ class Commands(click.Group):
     envvar="RAYMQ_LOG_FORMAT",
     default="text",
     show_default=True,
-    help="Form of the log lines of `worker` and `cluster start`; json: one object per line.",
+    help="Form of the log lines of `worker`, `cluster start` and its actors; json: one object per line.",
 )
 @click.version_option(package_name="raymq")
 @click.pass_context

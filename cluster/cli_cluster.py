@@ -31,7 +31,7 @@ from raymq.cluster.cluster_file_check import verified_name_servers
 from raymq.cluster.console_entry import find_console
 from raymq.cluster.detached_process import LogFile, await_process_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
-from raymq.cluster.log_format import formatter
+from raymq.cluster.log_format import LogFormat, formatter
 from raymq.cluster.output import (
     broker_fields,
     broker_rows,
@@ -92,14 +92,7 @@ def start_cluster(
         _start_detached(finder, {"brokers": brokers, "root": root, **options}, as_json=as_json)
         return
     progress = logging.getLogger(bootstrap.__name__)
-    progress.setLevel(logging.INFO)
-    to_terminal = logging.StreamHandler()
-    to_terminal.setFormatter(None if finder.log_format == "text" else formatter(finder.log_format))
-    progress.addHandler(to_terminal)
-    log_file = None if log is None else LogFile(log)
-    if log_file is not None:
-        log_file.setFormatter(formatter(finder.log_format))
-        logging.getLogger().addHandler(log_file)
+    to_terminal, log_file = _log_start(progress, finder.log_format, log)
 
     def live(stop_requested: threading.Event, started: threading.Event) -> bool:
         with warnings.catch_warnings(record=True) as caught:
@@ -136,6 +129,25 @@ def start_cluster(
         return is_up
 
     _run_without_signals(live, finder.namespace)
+
+
+def _log_start(
+    progress: logging.Logger, log_format: LogFormat, log: Path | None
+) -> tuple[logging.Handler, LogFile | None]:
+    """Let the start log its progress to the terminal, and all lines of this process to a file if there is one."""
+    progress.setLevel(logging.INFO)
+    to_terminal = logging.StreamHandler()
+    to_terminal.setFormatter(None if log_format == "text" else formatter(log_format))
+    progress.addHandler(to_terminal)
+    log_file = None if log is None else LogFile(log)
+    if log_file is not None:
+        log_file.setFormatter(formatter(log_format))
+        logging.getLogger().addHandler(log_file)
+    if log_format == "json":
+        from raymq.cluster import ray_runtime
+
+        ray_runtime.log_as_json()
+    return to_terminal, log_file
 
 
 def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -> None:

@@ -34,6 +34,7 @@ from ray._private import worker as ray_worker
 from ray._raylet import Config  # type: ignore[attr-defined] # made by compiled code
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
+from ray.job_config import JobConfig
 
 from raymq.actors import spare_process
 from raymq.actors.errors import BrokerUnavailable
@@ -68,6 +69,7 @@ class _Embedded:
     Attributes:
         ended: ends the thread that started it.
         is_parents: this process was forked from one that is connected to a Ray, which a child cannot use.
+        logs_json: whether the actors that this process creates log in JSON.
     """
 
     def __init__(self) -> None:
@@ -75,9 +77,28 @@ class _Embedded:
         self.users = 0
         self.ended = threading.Event()
         self.is_parents = False
+        self.logs_json = False
 
 
 _embedded = _Embedded()
+
+
+def log_as_json() -> None:
+    """Let the actors that this process creates log one JSON object per line, in Ray's form.
+
+    Call it before this process starts or joins a Ray.
+    """
+    _embedded.logs_json = True
+
+
+def _job_options() -> dict[str, JobConfig]:
+    """Return the options of `ray.init` that its job needs."""
+    if not _embedded.logs_json:
+        return {}
+    config = JobConfig()
+    form = ray.LoggingConfig(encoding="JSON", log_level="WARNING", additional_log_standard_attrs=["name"])
+    config.set_py_logging_config(form)
+    return {"job_config": config}
 
 
 def join() -> bool:
@@ -191,6 +212,7 @@ def _init_embedded(cpus: int) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            **_job_options(),
             _node_ip_address=_LOOPBACK,
         )
 
@@ -367,7 +389,7 @@ def _join(named: str) -> None:
         _agree(probe_ray(named))
     try:
         with _programs_sigterm_handler():
-            ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR, **_job_options())
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()
         raise BrokerUnavailable("ray", f"cannot join the Ray at {named}: {reason[0] if reason else error!r}") from error

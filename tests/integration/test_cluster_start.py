@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import ray
+from click.testing import CliRunner
 
 from raymq import cluster
 from raymq.actors.actor_options import make_name_server
@@ -22,9 +24,9 @@ from raymq.actors.naming import broker_name, name_server_name
 from raymq.actors.protocol import NameServerSpec
 from raymq.client import Admin, BrokerUnavailable, InvalidInput, Message, Producer, RayMQError, StoreLocked
 from raymq.cluster import cluster_file, cluster_launch, ray_runtime
+from raymq.cluster.cli import main_group
 from raymq.cluster.cluster_file_check import verified_name_servers
 from raymq.cluster.cluster_stop import stop_actors
-from raymq.cluster.host_leave import leave_host
 from raymq.storage.errors import StoreFailed
 from raymq.storage.store import Store
 from tests.certificates import certificates
@@ -141,7 +143,12 @@ def test_start_reopens_brokers_of_host_after_leave(tmp_path: Path) -> None:
     """Cover a regression: the start waited two minutes for those brokers and failed."""
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="stays") as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=1)
-        assert [each.trouble for each in leave_host(mq, 20.0)] == [None]
+        leave = ["--namespace", "stays", "cluster", "leave", "--json"]
+        shown = CliRunner().invoke(main_group, [*leave, "--dry-run"])
+        assert shown.exit_code == 0, shown.output
+        assert [each.state for each in admin.cluster_info().brokers] == ["running"]
+        left = CliRunner().invoke(main_group, leave)
+        assert [each["trouble"] for each in json.loads(left.stdout)] == [None]
         poll_until(lambda: [each.state for each in admin.cluster_info().brokers] == ["unreachable"], 20)
         cluster.start(brokers=1, root=tmp_path / "data", namespace="stays").close()
         assert [each.state for each in admin.cluster_info().brokers] == ["running"]
