@@ -91,7 +91,7 @@ def log_as_json() -> None:
     _embedded.logs_json = True
 
 
-def _job_options() -> dict[str, JobConfig]:
+def _job_options() -> dict[str, Any]:
     """Return the options of `ray.init` that its job needs."""
     if not _embedded.logs_json:
         return {}

@@ -85,8 +85,8 @@ def ray_start_words(commands: list[str]) -> list[str]:
 
 
 def raymq_start_words(commands: list[str]) -> list[str]:
-    (command,) = [each for each in commands if "raymq cluster start" in each]
-    return shlex.split(command[command.index("raymq cluster start") :])
+    (command,) = [each for each in commands if " cluster start " in each]
+    return shlex.split(command[command.index("cluster start") :])
 
 
 @pytest.mark.parametrize("name", RAY_UP)
