@@ -158,7 +158,7 @@ def test_all_files_start_raymq_with_the_same_options(configs: Path) -> None:
     (job,) = documents(configs / "kuberay" / "start.yaml")
     starts["kuberay"] = raymq_start_words(job["spec"]["template"]["spec"]["containers"][0]["command"])
     for words in starts.values():
-        options = dict(zip(words[3::2], words[4::2], strict=True))
+        options = dict(zip(words[2::2], words[3::2], strict=True))
         assert {key: options[key] for key in ("--hosts", "--brokers", "--replicas", "--name-servers", "--port")} == {
             "--hosts": "3",
             "--brokers": "3",
@@ -166,7 +166,7 @@ def test_all_files_start_raymq_with_the_same_options(configs: Path) -> None:
             "--name-servers": "3",
             "--port": "9876",
         }
-        helped = CliRunner().invoke(main_group, [*words[1:3], "--help"]).output
+        helped = CliRunner().invoke(main_group, [*words[:2], "--help"]).output
         assert [key for key in options if key not in helped] == []
     for name in RAY_UP:
         made = load_ray_up(configs, name)
