@@ -91,10 +91,10 @@ def start_cluster(
     if detach:
         _start_detached(finder, {"brokers": brokers, "root": root, **options}, as_json=as_json)
         return
-    progress = logging.getLogger(bootstrap.__name__)
-    to_terminal, log_file = _log_start(progress, finder.log_format, log)
 
     def live(stop_requested: threading.Event, started: threading.Event) -> bool:
+        progress = logging.getLogger(bootstrap.__name__)
+        to_terminal, log_file = _log_start(progress, finder.log_format, log)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             mq = bootstrap.start(brokers, root, finder.namespace, **options)

@@ -40,7 +40,8 @@ def test_actors_log_json(tmp_path: Path, ray_folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"RAYMQ_HOME": str(tmp_path / "home"), "RAY_TMPDIR": str(ray_folder)}
     start = [RAYMQ, "--log-format", "json", "cluster", "start", "--brokers", "1", "--root", str(tmp_path / "data")]
-    with subprocess.Popen([*start, "--json"], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*start, "--json"], stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             name_servers = json.loads(process.stdout.readline())["name_servers"]
@@ -52,7 +53,11 @@ def test_actors_log_json(tmp_path: Path, ray_folder: Path) -> None:
             poll_until(lambda: json_lines(ray_folder), 20)
         finally:
             process.terminate()
-            process.wait(60)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    progress = errors.splitlines()
+    assert json.loads(progress[0])["message"] == "starting Ray in this process"
+    assert progress[1:] == ["Ray runs in this process: Ctrl-C stops the cluster.", "stopping"]
     (line,) = json_lines(ray_folder)
     assert line["message"].startswith("closing the connection of ")
     assert (line["levelname"], line["name"]) == ("WARNING", "raymq.actors.wire.server_connection")
