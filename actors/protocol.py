@@ -451,7 +451,8 @@ class BrokerInfo:
     copy, or if unknown.
 
     `version` is the version of the broker's RayMQ; empty if it is too old to report it, or if the broker is away.
-    `metrics` is the address of its metrics, "host:port"; empty if it has none.
+    `metrics` is the address of its metrics, "host:port"; empty if it has none. `address` is empty for a broker that has
+    been away for more than `RECENTLY_LEFT_SECONDS` and was not forgotten (`Admin.forget_broker`).
     """
 
     name: str

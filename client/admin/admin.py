@@ -684,9 +684,9 @@ class Admin(Inspection):
     def forget_broker(self, broker: str) -> None:
         """Declare that an unavailable broker is permanently gone.
 
-        New sinks and streams then no longer wait for it. The state that only this broker had is lost: for a series of
-        writes or a stream whose coordinator it was, no other broker can report what was committed. The broker must not
-        be started again with its directory. All other brokers have to be available.
+        New sinks and streams then no longer wait for it, and `cluster_info` does not list it. The state that only this
+        broker had is lost: for a series of writes or a stream whose coordinator it was, no other broker can report what
+        was committed. The broker must not be started again with its directory. All other brokers have to be available.
 
         Raises:
             InvalidInput: the broker is available.

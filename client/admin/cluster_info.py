@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raymq.actors.errors import RayMQError
+from raymq.actors.errors import MessageNotFound, RayMQError
 from raymq.actors.protocol import MASTER_ID, BrokerInfo
 from raymq.actors.wire.commands import admin_commands as wire_admin
 from raymq.actors.wire.commands import keeper_commands as wire_keeper
+from raymq.actors.wire.commands.coordinator_directory_commands import known_brokers_command, read_known_brokers
 from raymq.actors.wire.response_validation import read_number_field
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
@@ -22,13 +23,14 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
     """Return the cluster's current state.
 
     `known_before` are the addresses of the brokers of the previous call, by name and replica. Brokers that do not
-    answer now, or that have left the routes since or lately, are reported as "unreachable".
+    answer now, or that have left the routes, are reported as "unreachable" until they are forgotten.
     """
     answered = await mq.routes.cluster()
+    registered_once = await _registered_once(mq)
     view = answered.brokers
     registered = {address: (name, each) for name, (_, replicas) in view.items() for each, address in replicas.items()}
     before = {address: (name, 0) for name, address in answered.left.items()}
-    before |= {address: replica for replica, address in known_before.items()}
+    before |= {address: replica for replica, address in known_before.items() if address}
 
     async def broker(address: str) -> BrokerInfo:
         try:
@@ -37,6 +39,10 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
             return _unreachable(address, before.get(address), registered.get(address), view)
 
     answers = await asking.gather(sorted({**before, **registered}), broker)
+    if registered_once is not None:
+        expected = {*registered_once, *view, *answered.left}
+        answers = [each for each in answers if each.state != "unreachable" or each.name in expected]
+        answers += [_long_away(name) for name in registered_once - {each.name for each in answers}]
     brokers = sorted(answers, key=lambda each: (each.name, each.replica, each.address))
 
     async def name_server(address: str) -> NameServerInfo:
@@ -68,6 +74,19 @@ def _unreachable(
     has_successor = MASTER_ID in view.get(name, ("", {}))[1] and (registered is None or registered[1] != MASTER_ID)
     role = "replica" if has_successor or (registered is not None and number != MASTER_ID) else "master"
     return BrokerInfo(name, replica, role, "unreachable", 0, address, 0, "", "", 0.0)
+
+
+def _long_away(name: str) -> BrokerInfo:
+    """Return the entry of a broker whose address the name servers do not remember any more."""
+    return BrokerInfo(name, 0, "master", "unreachable", 0, "", 0, "", "", 0.0)
+
+
+async def _registered_once(mq: Connection) -> set[str] | None:
+    """Return the names of all brokers that have registered and were not forgotten, None if they are not known."""
+    try:
+        return set(read_known_brokers(await mq.routes.ask(known_brokers_command())))
+    except MessageNotFound:  # a name server of RocketMQ, or a cluster's first seconds
+        return None
 
 
 async def _keepers(mq: Connection) -> list[KeeperInfo]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from raymq.actors.naming import is_group
-from raymq.actors.protocol import BrokerInfo
+from raymq.actors.protocol import RECENTLY_LEFT_SECONDS, BrokerInfo
 from raymq.client.results import ClusterInfo, OpenTransaction
 from raymq.cluster.doctor.check_result import CheckResult, fine, note, problem
 
@@ -54,7 +54,11 @@ def check_reachable(info: ClusterInfo) -> Iterator[CheckResult]:
     there = 0
     ways = "check that its process runs and that no firewall blocks the connection"
     for broker in info.brokers:
-        if broker.state == "unreachable":
+        if broker.state == "unreachable" and not broker.address:
+            found = f"{_named(broker)} has been away for more than {RECENTLY_LEFT_SECONDS / 60:.0f} minutes"
+            remedy = f"start its machine and process again; if it is gone for good: raymq broker forget {broker.name}"
+            yield problem("sockets", found, broker.name, remedy)
+        elif broker.state == "unreachable":
             yield problem("sockets", f"{_named(broker)} does not answer at {broker.address}", broker.name, ways)
         elif broker.state != "running":
             found = f"{_named(broker)} is {broker.state}"

@@ -15,7 +15,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from raymq.actors.errors import ConnectionLost
+from raymq.actors.names import recently_left_brokers
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.coordinator_directory_commands import known_brokers_command, read_known_brokers
 from raymq.actors.wire.frame import Command
 from raymq.client import (
     Admin,
@@ -169,6 +171,30 @@ def test_progress_of_unreachable_broker_is_unknown(mq: Connection, services: Ser
         "broker-a": "running",
         "broker-b": "unreachable",
     }
+
+
+def test_lost_broker_is_listed_until_it_is_forgotten(
+    mq: Connection, services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known() -> set[str]:
+        try:
+            return set(read_known_brokers(mq.run(mq.routes.ask(known_brokers_command()))))
+        except MessageNotFound:  # no broker has added its name yet
+            return set()
+
+    def states(by: Admin) -> dict[str, tuple[str, bool]]:
+        return {broker.name: (broker.state, bool(broker.address)) for broker in by.cluster_info().brokers}
+
+    poll_until(lambda: known() == {"broker-a", "broker-b"}, 20)
+    assert states(admin) == dict.fromkeys(("broker-a", "broker-b"), ("running", True))
+    services.stop_broker("broker-b")
+    monkeypatch.setattr(recently_left_brokers, "RECENTLY_LEFT_SECONDS", 0.0)
+    assert states(admin)["broker-b"] == ("unreachable", True)
+    with Admin(mq) as later:
+        for _ in range(2):
+            assert states(later) == {"broker-a": ("running", True), "broker-b": ("unreachable", False)}
+        admin.forget_broker("broker-b")
+        assert states(admin) == states(later) == {"broker-a": ("running", True)}
 
 
 class TestAsyncio:

@@ -179,6 +179,13 @@ def test_broker_figures_become_check_results(figures: dict[str, str], check: str
     assert worst_severities(broker_checks.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
 
 
+def test_broker_that_is_away_for_long_is_to_be_forgotten() -> None:
+    away = replace(BROKER, name="broker-b", state="unreachable", address="")
+    (found,) = [each for each in broker_checks.check_reachable(replace(CLUSTER, brokers=[away])) if each.remedy]
+    assert "more than 5 minutes" in found.found
+    assert "raymq broker forget broker-b" in found.remedy
+
+
 @pytest.mark.parametrize(("used", "severity"), [(0.3, "fine"), (0.8, "note"), (0.92, "note"), (0.95, "problem")])
 def test_disk_room_is_judged_by_the_brokers_own_limit(used: float, severity: str) -> None:
     cluster = replace(CLUSTER, brokers=[replace(BROKER, disk_ratio=used)])
