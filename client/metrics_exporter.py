@@ -88,7 +88,7 @@ class RaySink:
         self._exporter.publish(MetricsSnapshot({}, self._metrics.families()))
 
     def close(self) -> None:
-        """Do nothing: Ray drops the gauges by itself, and keeps counters as long as the process."""
+        """Do nothing: Ray drops the gauges by itself, and keeps counters."""
 
 
 def find_sink(modules: Mapping[str, ModuleType], *, is_forked: bool = False) -> str | None:

@@ -134,7 +134,7 @@ def start_cluster(
 def _log_start(
     progress: logging.Logger, log_format: LogFormat, log: Path | None
 ) -> tuple[logging.Handler, LogFile | None]:
-    """Let the start log its progress to the terminal, and all lines of this process to a file if there is one."""
+    """Log the progress to the terminal, and all lines to `log` if given."""
     progress.setLevel(logging.INFO)
     to_terminal = logging.StreamHandler()
     to_terminal.setFormatter(None if log_format == "text" else formatter(log_format))

@@ -84,7 +84,7 @@ _embedded = _Embedded()
 
 
 def log_as_json() -> None:
-    """Let the actors that this process creates log one JSON object per line, in Ray's form.
+    """Let the actors of this process log a JSON object per line.
 
     Call it before this process starts or joins a Ray.
     """

@@ -52,7 +52,7 @@ def _age_chart(points: Sequence[Point], now: float) -> Markup:
 
 
 def span_text(seconds: float) -> str:
-    """Return a tick of the time axis, such as 90 s or 36 h: in the unit in which it is not rounded."""
+    """Return a tick of an age in a unit without rounding, such as 90 s."""
     for unit_seconds, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit_seconds or seconds == unit_seconds:
             return f"{seconds / unit_seconds:g} {unit}"

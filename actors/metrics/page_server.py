@@ -40,7 +40,7 @@ class PageServer:
     """
 
     def __init__(self, host: str, port: int, pages: Mapping[str, PageFunction], further_ports: int = 0) -> None:
-        """Listen at a port, or if it is taken at one of `further_ports` after it; port 0 takes any free one.
+        """Listen at a port, or at one of `further_ports` behind it; 0: any.
 
         Args:
             pages: the pages by path, such as "/metrics".

@@ -77,12 +77,12 @@ def _unreachable(
 
 
 def _long_away(name: str) -> BrokerInfo:
-    """Return the entry of a broker whose address the name servers do not remember any more."""
+    """Return the entry of a broker whose address is no longer known."""
     return BrokerInfo(name, 0, "master", "unreachable", 0, "", 0, "", "", 0.0)
 
 
 async def _registered_once(mq: Connection) -> set[str] | None:
-    """Return the names of all brokers that have registered and were not forgotten, None if they are not known."""
+    """Return the names of all registered and not forgotten brokers, None if unknown."""
     try:
         return set(read_known_brokers(await mq.routes.ask(known_brokers_command())))
     except MessageNotFound:  # a name server of RocketMQ, or a cluster's first seconds

@@ -66,7 +66,7 @@ class Inspection(BrokerChanges):
         return await self._arun(group_facts.members(self._mq, group))
 
     def topic_rates(self, topic: str) -> list[TopicRates]:
-        """Return the rates of a topic on each of its brokers: what is stored, and what each group receives.
+        """Return a topic's rates on each broker: stored, and received by each group.
 
         Raises:
             TopicNotFound: the topic does not exist.
@@ -90,7 +90,7 @@ class Inspection(BrokerChanges):
         return await self._arun(topic_figures.route(self._mq, topic))
 
     def trace_message(self, message: str, *, topic: str | None = None) -> MessageTrace:
-        """Return what became of a message: where it is stored, and what its groups have made of it.
+        """Return where a message is stored, and what its groups made of it.
 
         Retries, dead letters and redrives are found by its unique key. What has expired is not found.
 

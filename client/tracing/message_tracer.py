@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Unharmed(contextlib.ContextDecorator):
-    """Log an error of the block or function instead of raising it: the first of the process as a warning."""
+    """Log an error instead of raising it; the process's first as a warning."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -118,7 +118,7 @@ class MessageSpan:
         self._span.record_exception(error)
 
     def activate(self) -> Self:
-        """Make it the current span, until `__exit__`: spans of the same thread or task become its children."""
+        """Make it the current span until `__exit__`, the parent of later spans."""
         with _unharmed:
             self._token = span_context.attach(trace.set_span_in_context(self._span))
         return self
