@@ -39,7 +39,7 @@ from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import topic_commands
 from raymq.cluster.cli_transaction import transaction_commands
 from raymq.cluster.cli_worker import worker
-from raymq.cluster.log_format import LogFormat
+from raymq.cluster.log_format import FORMAT_VARIABLE, LogFormat
 from raymq.cluster.shell_remedies import in_shell_words
 
 ENTRY_POINTS = "raymq.commands"
@@ -85,7 +85,7 @@ class Commands(click.Group):
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
-    envvar="RAYMQ_LOG_FORMAT",
+    envvar=FORMAT_VARIABLE,
     default="text",
     show_default=True,
     help="Form of the log lines of `worker`, `cluster start` and its actors; json: one object per line.",
@@ -109,6 +109,8 @@ def main_group(
     on_command_line = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if "address" in on_command_line and "name_servers" not in on_command_line:
         name_servers = None  # An option on the command line takes precedence over the environment.
+    if "log_format" in on_command_line:
+        os.environ[FORMAT_VARIABLE] = log_format  # `ray_runtime` reads it, if the command creates actors
     ctx.obj = Finder(name_servers, namespace, address, tls, _connect, log_format=log_format)
 
 

@@ -42,6 +42,8 @@ from raymq.cluster.output import (
 )
 from raymq.cluster.watch import show, watch_option
 
+_product_log: Final = logging.getLogger("raymq")
+
 _POLL_SECONDS: Final = 0.1
 #: The seconds that an interrupted start may take to finish, and then its actors to stop.
 _FINISH_SECONDS: Final = 5.0
@@ -94,7 +96,8 @@ def start_cluster(
 
     def live(stop_requested: threading.Event, started: threading.Event) -> bool:
         progress = logging.getLogger(bootstrap.__name__)
-        to_terminal, log_file = _log_start(progress, finder.log_format, log)
+        progress.setLevel(logging.INFO)
+        to_terminal, log_file = _log_start(finder.log_format, log)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             mq = bootstrap.start(brokers, root, finder.namespace, **options)
@@ -116,7 +119,7 @@ def start_cluster(
                 sys.stdout.flush()
             if mq.owns_ray:
                 if log_file is not None:
-                    progress.removeHandler(to_terminal)
+                    _product_log.removeHandler(to_terminal)
                     log_file.take_outputs()
                     progress.info("up: namespace %s, name servers %s", finder.namespace, ";".join(mq.name_servers))
                 elif is_up:
@@ -131,22 +134,15 @@ def start_cluster(
     _run_without_signals(live, finder.namespace)
 
 
-def _log_start(
-    progress: logging.Logger, log_format: LogFormat, log: Path | None
-) -> tuple[logging.Handler, LogFile | None]:
-    """Log the progress to the terminal, and all lines to `log` if given."""
-    progress.setLevel(logging.INFO)
+def _log_start(log_format: LogFormat, log: Path | None) -> tuple[logging.Handler, LogFile | None]:
+    """Log the product's lines to the terminal, and all lines to `log` if given."""
     to_terminal = logging.StreamHandler()
     to_terminal.setFormatter(None if log_format == "text" else formatter(log_format))
-    progress.addHandler(to_terminal)
+    _product_log.addHandler(to_terminal)
     log_file = None if log is None else LogFile(log)
     if log_file is not None:
         log_file.setFormatter(formatter(log_format))
         logging.getLogger().addHandler(log_file)
-    if log_format == "json":
-        from raymq.cluster import ray_runtime
-
-        ray_runtime.log_as_json()
     return to_terminal, log_file
 
 

@@ -10,6 +10,8 @@ from typing import Final, Literal
 from raymq.cluster.shell_remedies import in_shell_words
 
 LogFormat = Literal["text", "json"]
+#: The environment variable that sets the format of this process, and of the actors that it creates.
+FORMAT_VARIABLE: Final = "RAYMQ_LOG_FORMAT"
 
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

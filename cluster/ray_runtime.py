@@ -40,6 +40,7 @@ from raymq.actors import spare_process
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.naming import host_resource
+from raymq.cluster.log_format import FORMAT_VARIABLE
 from raymq.cluster.machines import list_machines
 from raymq.cluster.ray_probe import AUTH_MODE, RayEndpoint, RayNotRunning, probe_ray
 from raymq.storage.errors import number_text
@@ -69,7 +70,6 @@ class _Embedded:
     Attributes:
         ended: ends the thread that started it.
         is_parents: this process was forked from one that is connected to a Ray, which a child cannot use.
-        logs_json: whether the actors that this process creates log in JSON.
     """
 
     def __init__(self) -> None:
@@ -77,27 +77,34 @@ class _Embedded:
         self.users = 0
         self.ended = threading.Event()
         self.is_parents = False
-        self.logs_json = False
 
 
 _embedded = _Embedded()
 
 
-def log_as_json() -> None:
-    """Let the actors of this process log a JSON object per line.
+class _ActorLogging(ray.LoggingConfig):
+    """A form of the log lines of actors, which leaves this process's own logging as it is."""
 
-    Call it before this process starts or joins a Ray.
+    def _apply(self) -> None:
+        """Do nothing; Ray calls it in this process."""
+
+
+def _job_options(named: str | None = None) -> dict[str, Any]:
+    """Return the options of `ray.init` for the Ray of that address, a new one without.
+
+    With RAYMQ_LOG_FORMAT=json the actors that this process creates log a JSON object per line.
     """
-    _embedded.logs_json = True
-
-
-def _job_options() -> dict[str, Any]:
-    """Return the options of `ray.init` that its job needs."""
-    if not _embedded.logs_json:
+    if os.environ.get(FORMAT_VARIABLE) != "json":
         return {}
+    of_lines: dict[str, Any] = {
+        "encoding": "JSON",
+        "log_level": "WARNING",
+        "additional_log_standard_attrs": ["name"],
+    }
+    if named is not None and "://" in named:  # Ray's client sends options as JSON, which a JobConfig cannot be.
+        return {"logging_config": _ActorLogging(**of_lines)}
     config = JobConfig()
-    form = ray.LoggingConfig(encoding="JSON", log_level="WARNING", additional_log_standard_attrs=["name"])
-    config.set_py_logging_config(form)
+    config.set_py_logging_config(ray.LoggingConfig(**of_lines))
     return {"job_config": config}
 
 
@@ -389,7 +396,7 @@ def _join(named: str) -> None:
         _agree(probe_ray(named))
     try:
         with _programs_sigterm_handler():
-            ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR, **_job_options())
+            ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR, **_job_options(named))
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()
         raise BrokerUnavailable("ray", f"cannot join the Ray at {named}: {reason[0] if reason else error!r}") from error

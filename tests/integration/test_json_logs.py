@@ -36,9 +36,13 @@ def json_lines(ray_folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_actors_log_json(tmp_path: Path, ray_folder: Path) -> None:
+def environment_of(ray_folder: Path, tmp_path: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment |= {"RAYMQ_HOME": str(tmp_path / "home"), "RAY_TMPDIR": str(ray_folder)}
+    return environment | {"RAYMQ_HOME": str(tmp_path / "home"), "RAY_TMPDIR": str(ray_folder)}
+
+
+def test_actors_log_json(tmp_path: Path, ray_folder: Path) -> None:
+    environment = environment_of(ray_folder, tmp_path)
     start = [RAYMQ, "--log-format", "json", "cluster", "start", "--brokers", "1", "--root", str(tmp_path / "data")]
     pipe = subprocess.PIPE
     with subprocess.Popen([*start, "--json"], stdout=pipe, stderr=pipe, text=True, env=environment) as process:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
 import os
 import signal
 from typing import Any
@@ -52,6 +55,17 @@ def test_join_keeps_the_sigterm_handler_of_the_program(monkeypatch: pytest.Monke
         assert callable(signal.getsignal(signal.SIGTERM)), "Ray's ends the program cleanly"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_log_format_of_the_actors_is_set_for_the_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ray_runtime._job_options("ray://h:1") == ray_runtime._job_options() == {}
+    monkeypatch.setenv("RAYMQ_LOG_FORMAT", "json")
+    handlers = list(logging.getLogger().handlers)
+    through_client = ray_runtime._job_options("ray://h:1")["logging_config"]
+    through_client._apply()  # ray.init calls it
+    assert logging.getLogger().handlers == handlers
+    assert json.loads(json.dumps(dataclasses.asdict(through_client)))["encoding"] == "JSON"
+    assert ray_runtime._job_options("127.0.0.1:6379")["job_config"].py_logging_config.encoding == "JSON"
 
 
 def test_failed_join_keeps_the_sigterm_handler(monkeypatch: pytest.MonkeyPatch) -> None:
