@@ -130,7 +130,7 @@ class _ClusterKeys:
         list[str] | None,
         describe(
             "Further host names under which browsers reach the console, such as that of a proxy before it. It refuses "
-            "requests for other names, which protects it from DNS rebinding.",
+            "requests for other names, which protects it from DNS rebinding. With such a name reads need the token.",
             form="a list of host names, or null",
         ),
     ] = None
@@ -245,6 +245,8 @@ class ClusterConfig:
             check_installed()
         if settings.get("console"):
             _check_console_installed()
+        for host in settings.get("console_allowed_hosts") or ():
+            _check_allowed_host(host)
         own = {name: settings.pop(name, SETTINGS[name].default) for name in _CLUSTER_SETTINGS}
         etcd = _read_etcd({name: own[name] for name in ("etcd_endpoints", *_ETCD_FILES)})
         tls = _read_tls({f.name: own[f"tls_{f.name}"] for f in fields(Tls)})
@@ -340,6 +342,13 @@ def _check_console_installed() -> None:
             True,
             remedy='pip install "raymq[console]" on every machine of the cluster',
         )
+
+
+def _check_allowed_host(host: str) -> None:
+    """Raise InvalidInput unless browsers can send this host."""
+    from raymq.console.access_guard import checked_host
+
+    checked_host(host, "console_allowed_hosts")
 
 
 def _read_etcd(settings: Mapping[str, Any]) -> Etcd | None:

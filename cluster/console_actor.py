@@ -105,7 +105,7 @@ class Console:
         own = resolve_own_address(spec.machine)
         token_file = Path(spec.root, TOKEN_FILE)
         await asyncio.to_thread(token_file.parent.mkdir, parents=True, exist_ok=True)
-        settings = ConsoleSettings(spec.host, spec.port, token_file, (own, socket.gethostname(), *spec.allowed_hosts))
+        settings = ConsoleSettings(spec.host, spec.port, token_file, spec.allowed_hosts, (own, socket.gethostname()))
         name_servers = await asyncio.to_thread(_addresses, spec)
         async with AsyncExitStack() as opened:
             mq = Connection(name_servers, namespace=spec.namespace, tls=spec.tls)

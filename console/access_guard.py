@@ -7,14 +7,19 @@ Plain decisions over the facts of a request, without I/O.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
+import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from raymq.actors.errors import InvalidInput
+
+_HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?")
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
@@ -99,20 +104,32 @@ class Sessions:
 class AccessGuard:
     """The rules of one console.
 
-    Reads need the token only if the console listens on other addresses than loopback. Writes always need it.
+    Reads need the token only if other machines reach the console: see `is_public`. Writes always need it.
     """
 
-    def __init__(self, bound_host: str, allowed_hosts: Iterable[str], token: str | None, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        bound_host: str,
+        allowed_hosts: Collection[str],
+        token: str | None,
+        sessions: Sessions,
+        own_names: Iterable[str] = (),
+    ) -> None:
         """Create the rules; without a token nothing can be written.
 
         Args:
             bound_host: the address or name that the console listens on.
             allowed_hosts: further names in the header Host.
+            own_names: the machine's names, which are allowed in this header, too.
+
+        Raises:
+            InvalidInput: an allowed host is no name or address.
         """
-        self._hosts = _LOCAL_NAMES | {bound_host.lower(), *(name.lower() for name in allowed_hosts)}
+        own = {name.lower() for name in own_names}
+        self._hosts = _LOCAL_NAMES | {bound_host.lower()} | own | set(map(checked_host, allowed_hosts))
         self._token = token
         self._sessions = sessions
-        self.reads_need_token = not is_loopback(bound_host)
+        self.reads_need_token = is_public(bound_host, allowed_hosts)
         self.may_write = token is not None
 
     def check(self, facts: RequestFacts) -> Refusal | None:
@@ -176,6 +193,27 @@ def _is_same(given: str, secret: str) -> bool:
     Headers that are not UTF-8 have lone surrogates.
     """
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode("utf-8", "surrogatepass"))
+
+
+def is_public(bound_host: str, allowed_hosts: Iterable[str]) -> bool:
+    """Return True if other machines reach the console, directly or through a proxy with an allowed name."""
+    return not all(map(is_loopback, (bound_host, *map(checked_host, allowed_hosts))))
+
+
+def checked_host(name: str, field: str = "allowed_hosts") -> str:
+    """Return an allowed host in the form in which the header Host is compared.
+
+    Raises:
+        InvalidInput: it is neither a host name nor an address.
+    """
+    bare = name.removeprefix("[").removesuffix("]").removesuffix(".").lower()
+    if ":" in bare:
+        with contextlib.suppress(ValueError):
+            ipaddress.IPv6Address(bare)
+            return bare
+    elif _HOST_NAME.fullmatch(bare):
+        return bare
+    raise InvalidInput(field, "host names or addresses, without scheme, port or wildcard", name)
 
 
 def is_loopback(host: str) -> bool:

@@ -41,7 +41,8 @@ def console(
 ) -> None:
     """Serve pages about the cluster for a browser, until Ctrl-C.
 
-    Whoever reaches the port reads every message. On other addresses than loopback the token is needed for reads, too.
+    Whoever reaches the port reads every message. On other addresses than loopback, or with an allowed host, the token
+    is needed for reads, too.
     """
     if missing := missing_package():
         raise RayMQError(f"the console needs the package {missing}", remedy='install it: pip install "raymq[console]"')

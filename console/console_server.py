@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from raymq.client import Admin, Connection, InvalidInput
-from raymq.console.access_guard import AccessGuard, Sessions, is_loopback
+from raymq.console.access_guard import AccessGuard, Sessions, is_public
 from raymq.console.cluster_sampler import ClusterSampler
 from raymq.console.console_app import make_app
 from raymq.console.console_context import ConsoleContext
@@ -29,13 +29,16 @@ class ConsoleSettings:
 
     Attributes:
         token_file: the file with the token for writes; None: nothing can be written.
-        allowed_hosts: names, besides the address itself and localhost, under which browsers reach the console.
+        allowed_hosts: names, besides the address itself and localhost, under which browsers reach the console, such as
+            that of a proxy.
+        own_names: the machine's own names, which are allowed, too.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     token_file: Path | None = None
-    allowed_hosts: Iterable[str] = ()
+    allowed_hosts: Collection[str] = ()
+    own_names: Collection[str] = ()
 
     def token(self) -> str | None:
         """Return the token.
@@ -45,11 +48,11 @@ class ConsoleSettings:
         """
         if self.token_file is not None:
             return read_or_make_token(self.token_file)
-        if not is_loopback(self.host):
+        if is_public(self.host, self.allowed_hosts):
             raise InvalidInput(
                 "host",
-                "a loopback address such as 127.0.0.1, unless there is a token",
-                self.host,
+                "a loopback address such as 127.0.0.1, and no further name, unless there is a token",
+                ", ".join((self.host, *self.allowed_hosts)),
                 remedy="add --token-file FILE: other machines then need the token for reads, too",
             )
         return None
@@ -76,7 +79,7 @@ async def serving(
         mq=mq,
         admin=(admin := Admin(mq)),
         sampler=sampler or ClusterSampler(admin, clock),
-        guard=AccessGuard(settings.host, settings.allowed_hosts, token, sessions),
+        guard=AccessGuard(settings.host, settings.allowed_hosts, token, sessions, settings.own_names),
         sessions=sessions,
         clock=clock,
         cookie=f"raymq_console_{settings.port}",

@@ -53,7 +53,8 @@ def test_console_runs_as_long_as_its_cluster(tmp_path: Path) -> None:
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         Admin(mq).create_topic("orders", queues=1)
         client = ConsoleClient(url, token_file.read_text().strip())
-        assert [ConsoleClient(url).get("/", Host=name).status for name in ("mq.example.org", "x.org")] == [200, 421]
+        assert [client.get("/", Host=name).status for name in ("mq.example.org", "x.org")] == [200, 421]
+        assert ConsoleClient(url).get("/", Host="mq.example.org").status == 401
         assert [each["topic"] for each in client.get_json("/topics")["topics"]] == ["orders"]
         assert client.post_json("/topics/orders/send", {"body": "x"})["message_id"]
         assert ConsoleClient(url).post("/topics/orders/send", {"body": "x"}).status == 401
@@ -65,7 +66,7 @@ def test_console_runs_as_long_as_its_cluster(tmp_path: Path) -> None:
         assert ray.get(console.pid.remote()) != before
         restarted = find_console(mq)
         assert restarted
-        assert ConsoleClient(restarted).get("/topics/orders").status == 200
+        assert ConsoleClient(restarted, token_file.read_text().strip()).get("/topics/orders").status == 200
 
         cluster.start(brokers=1, root=tmp_path, namespace=NAMESPACE, config=CONFIG).close()
         with pytest.raises(InvalidInput, match="console"):

@@ -165,10 +165,15 @@ def test_malformed_requests_are_refused(
     assert answer.json["message"]
 
 
-def test_allowed_host_is_answered(mq: Connection) -> None:
-    with running_console(mq, ConsoleSettings(allowed_hosts=["console.example"])) as url:
-        assert ConsoleClient(url).get("/", Host="console.example").status == 200
-        assert ConsoleClient(url).get("/", Host="other.example").status == 421
+def test_allowed_host_is_answered_with_the_token(mq: Connection, token_file: Path) -> None:
+    allowed = ["console.example"]
+    with pytest.raises(InvalidInput, match="--token-file"), running_console(mq, ConsoleSettings(allowed_hosts=allowed)):
+        pytest.fail("it served")
+    with running_console(mq, ConsoleSettings(allowed_hosts=allowed, token_file=token_file)) as url:
+        client = ConsoleClient(url, token_file.read_text().strip())
+        assert client.get("/", Host="console.example").status == 200
+        assert client.get("/", Host="other.example").status == 421
+        assert ConsoleClient(url).get("/", Host="console.example").status == 401
 
 
 def test_other_addresses_than_loopback_need_the_token(mq: Connection, token_file: Path) -> None:

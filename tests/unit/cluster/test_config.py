@@ -109,7 +109,7 @@ def test_invalid_settings_are_refused(config: dict[str, Any]) -> None:
     "config",
     [
         *({"console": "yes"}, {"console_port": 70_000}, {"console_host": 1}),
-        *({"console_allowed_hosts": "mq"}, {"console_allowed_hosts": [1]}),
+        *({"console_allowed_hosts": "mq"}, {"console_allowed_hosts": [1]}, {"console_allowed_hosts": ["mq:443"]}),
     ],
 )
 def test_invalid_settings_of_the_console_are_refused(config: dict[str, Any]) -> None:

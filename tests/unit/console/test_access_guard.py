@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.console.access_guard import SESSION_SECONDS, AccessGuard, RequestFacts, Sessions, is_loopback
+from raymq.actors.errors import InvalidInput
+from raymq.console.access_guard import SESSION_SECONDS, AccessGuard, RequestFacts, Sessions, is_loopback, is_public
 
 TOKEN = "a-token-of-the-test"
 HOST = "127.0.0.1:8400"
 READ = RequestFacts("GET", HOST)
 WRITE = RequestFacts("POST", HOST)
+LOCAL = ("localhost", "127.0.0.2", "[::1]")
 
 
 class Clock:
@@ -64,7 +66,24 @@ def status(rules: AccessGuard, facts: RequestFacts) -> int:
     ],
 )
 def test_only_known_hosts_are_answered(sessions: Sessions, host: str | None, expected: int) -> None:
-    assert status(guard(sessions, "127.0.0.1", TOKEN, "console.example"), RequestFacts("GET", host)) == expected
+    rules = AccessGuard("127.0.0.1", LOCAL, TOKEN, sessions, ["Console.example"])
+    assert status(rules, RequestFacts("GET", host)) == expected
+
+
+def test_reads_under_an_allowed_name_need_the_token(sessions: Sessions) -> None:
+    rules = guard(sessions, "127.0.0.1", TOKEN, "MQ.example.org.", "[2001:db8::1]")
+    for host in ("mq.example.org", "mq.example.org:8080", "[2001:db8::1]:443", HOST):
+        assert status(rules, RequestFacts("GET", host)) == 401
+        assert status(rules, RequestFacts("GET", host, authorization=f"Bearer {TOKEN}")) == 200
+    assert not is_public("127.0.0.1", LOCAL)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "*", "*.example", "a b", " mq", "mq:443", "https://mq.example", "[mq]x", "mö", "a/b"]
+)
+def test_names_that_no_browser_sends_are_refused(sessions: Sessions, name: str) -> None:
+    with pytest.raises(InvalidInput, match="wildcard"):
+        guard(sessions, "127.0.0.1", TOKEN, name)
 
 
 @pytest.mark.parametrize(
