@@ -210,6 +210,7 @@ def lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
 
 async def delete(mq: Connection, group: str, ids: Iterable[str] | None, *, dry_run: bool) -> int:
     """See `Admin.dlq_delete`."""
+    arguments.flag("dry_run", dry_run)
     selected = None if ids is None else set(_checked(ids))
     await check_exists(mq, group, dead_letters=True)
     by_queue: dict[MessageQueue, list[int]] = {}

@@ -283,9 +283,10 @@ def state_with_retries(state: str, later: Sequence[tuple[float, str]]) -> str:
     A message that failed is finished in its topic, and goes on as the last of its later copies.
 
     Args:
-        later: the time in seconds and the state of each retry, dead letter and redrive, in any order.
+        later: the time in seconds and the state of each retry, dead letter and redrive; of several with the same time
+            the last one counts.
     """
-    return max(later)[1] if state == "finished" and later else state
+    return max(reversed(later), key=lambda each: each[0])[1] if state == "finished" and later else state
 
 
 def _stored(copy: ReceivedMessage, state: str) -> StoredCopy:

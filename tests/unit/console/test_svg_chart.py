@@ -46,7 +46,9 @@ def test_axis_of_times_has_whole_units(highest: float, ticks: list[float]) -> No
     assert axis_ticks(highest, (1.0, 10.0, 30.0, 60.0)) == pytest.approx(ticks)
 
 
-@pytest.mark.parametrize("highest", [3.0, 58.0, 71.0, 130.0, 400.0, 3_000.0, 5_000.0, 9_000.0, 50_000.0, 200_000.0])
+@pytest.mark.parametrize(
+    "highest", [3.0, 58.0, 71.0, 130.0, 400.0, 3_000.0, 5_000.0, 9_000.0, 50_000.0, 200_000.0, 2e6, 3e7]
+)
 def test_ticks_of_times_are_exact_and_differ(highest: float) -> None:
     units = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
     ticks = axis_ticks(highest, SPANS)
