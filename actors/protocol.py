@@ -445,14 +445,14 @@ class BrokerInfo:
     (SERVICE_NOT_AVAILABLE), and for all others the name of the response code. "connections" are those that were closed
     because there were too many.
 
-    In a group of several replicas, `replica` counts from 0, `epoch` is that of its master, and `in_sync` are the
-    replicas in sync. `confirmed_offset` is the offset up to which all of these have the log, `end_offset` the end of
-    this replica's log, and `lag_bytes` its distance to the end of the master's log. They are None in a group of one
-    copy, or if unknown.
+    In a group of several replicas, `replica` counts from 0, `epoch` is that of its master, `replicas` are all replicas
+    of the group and `in_sync` those that are in sync. `confirmed_offset` is the offset up to which all of these have
+    the log, `end_offset` the end of this replica's log, and `lag_bytes` its distance to the end of the master's log.
+    They are None in a group of one copy, or if unknown.
 
     `version` is the version of the broker's RayMQ; empty if it is too old to report it, or if the broker is away.
-    `metrics` is the address of its metrics, "host:port"; empty if it has none. `address` is empty for a broker that has
-    been away for more than `RECENTLY_LEFT_SECONDS` and was not forgotten (`Admin.forget_broker`).
+    `metrics` is the address of its metrics, "host:port"; empty if it has none. `address` is empty for a broker that is
+    away and whose address is not known any more: after `RECENTLY_LEFT_SECONDS`, or a restart of the name servers.
     """
 
     name: str
@@ -475,6 +475,7 @@ class BrokerInfo:
     lag_bytes: int | None = None
     version: str = ""
     metrics: str = ""
+    replicas: list[int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for a command's header."""

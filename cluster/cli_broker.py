@@ -175,17 +175,22 @@ def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
 @click.option(
     "--yes",
     is_flag=True,
-    required=True,
     help="Confirm that the broker is gone for good, with all data that only it has.",
 )
+@click.option("--dry-run", is_flag=True, help="Check the name, and change nothing.")
+@json_option
 @click.pass_obj
-def forget(finder: Finder, broker: str, yes: bool) -> None:  # noqa: ARG001 - a required confirmation
+def forget(finder: Finder, broker: str, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Declare that BROKER, which is unavailable, is lost permanently.
 
-    New sinks and streams then need not wait for it.
+    New sinks and streams then need not wait for it, and it is not listed any more. A later `raymq cluster start` with
+    the same arguments creates a broker with this name again: delete the directory of the lost one before.
     """
+    if not (yes or dry_run):
+        raise click.UsageError("--yes confirms that the broker is gone for good; --dry-run only checks its name")
     with finder.connect() as mq, Admin(mq) as admin:
-        admin.forget_broker(broker)
+        admin.forget_broker(broker, dry_run=dry_run)
+    print_fields({"broker": broker, "forgotten": not dry_run}, as_json=as_json)
 
 
 def _change(finder: Finder, command: str, as_json: bool, begin: Callable[[Admin], Operation[BrokerChange]]) -> None:

@@ -681,22 +681,23 @@ class Admin(Inspection):
         name, number = election_requests.checked(broker, replica)
         return await self._arun(election_requests.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run))
 
-    def forget_broker(self, broker: str) -> None:
+    def forget_broker(self, broker: str, dry_run: bool = False) -> None:
         """Declare that an unavailable broker is permanently gone.
 
         New sinks and streams then no longer wait for it, and `cluster_info` does not list it. The state that only this
         broker had is lost: for a series of writes or a stream whose coordinator it was, no other broker can report what
         was committed. The broker must not be started again with its directory. All other brokers have to be available.
+        With `dry_run` only the name is checked.
 
         Raises:
-            InvalidInput: the broker is available.
+            InvalidInput: the broker is available, or there was none with this name.
             BrokerUnavailable: a broker or name server does not answer; call it again.
         """
-        self._run(admin_brokers.forget(self._mq, broker))
+        self._run(admin_brokers.forget_lost(self._mq, broker, dry_run=dry_run))
 
-    async def aforget_broker(self, broker: str) -> None:
+    async def aforget_broker(self, broker: str, dry_run: bool = False) -> None:
         """`forget_broker` for asyncio code."""
-        await self._arun(admin_brokers.forget(self._mq, broker))
+        await self._arun(admin_brokers.forget_lost(self._mq, broker, dry_run=dry_run))
 
     # -- on the connection's loop --------------------------------------------------------------------------------
 

@@ -89,8 +89,7 @@ def readiness(
         expected: how many broker groups there have to be; None: those that are known.
     """
     answered = {address: view for address, view in views.items() if view is not None}
-    there = {each.name for each in info.brokers if each.state != "unreachable"}
-    groups = sorted(there.union(*(view.brokers for view in answered.values())))
+    groups = sorted({each.name for each in info.brokers}.union(*(view.brokers for view in answered.values())))
     serving = {each.name for each in info.brokers if each.role == "master" and each.state == "running"}
     checks = [
         HealthCheck(f"broker group {name}", name in serving, f"{'a' if name in serving else 'no'} master serves")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from raymq.actors.errors import MessageNotFound, RayMQError
+from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MASTER_ID, BrokerInfo
 from raymq.actors.wire.commands import admin_commands as wire_admin
 from raymq.actors.wire.commands import keeper_commands as wire_keeper
-from raymq.actors.wire.commands.coordinator_directory_commands import known_brokers_command, read_known_brokers
 from raymq.actors.wire.response_validation import read_number_field
+from raymq.client.admin.broker_removal import registered_once
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
 from raymq.client.results import ClusterInfo, KeeperInfo, NameServerInfo, SchedulerInfo
@@ -23,10 +23,10 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
     """Return the cluster's current state.
 
     `known_before` are the addresses of the brokers of the previous call, by name and replica. Brokers that do not
-    answer now, or that have left the routes, are reported as "unreachable" until they are forgotten.
+    answer now, or that have left the routes, are reported as "unreachable" until they are forgotten or removed.
     """
     answered = await mq.routes.cluster()
-    registered_once = await _registered_once(mq)
+    known_names = await registered_once(mq)
     view = answered.brokers
     registered = {address: (name, each) for name, (_, replicas) in view.items() for each, address in replicas.items()}
     before = {address: (name, 0) for name, address in answered.left.items()}
@@ -34,16 +34,15 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
 
     async def broker(address: str) -> BrokerInfo:
         try:
-            return wire_admin.read_status(await mq.pool.request(address, wire_admin.status_command(), _STATUS_SECONDS))
+            found = wire_admin.read_status(await mq.pool.request(address, wire_admin.status_command(), _STATUS_SECONDS))
         except RayMQError:
             return _unreachable(address, before.get(address), registered.get(address), view)
+        is_ours = address in registered or found.name == before[address][0]  # else another cluster's took the address
+        return found if is_ours else _unreachable(address, before[address], None, view)
 
     answers = await asking.gather(sorted({**before, **registered}), broker)
-    if registered_once is not None:
-        expected = {*registered_once, *view, *answered.left}
-        answers = [each for each in answers if each.state != "unreachable" or each.name in expected]
-        answers += [_long_away(name) for name in registered_once - {each.name for each in answers}]
-    brokers = sorted(answers, key=lambda each: (each.name, each.replica, each.address))
+    expected = None if known_names is None else {*known_names, *view, *answered.left}
+    brokers = sorted(with_lost(answers, expected), key=lambda each: (each.name, each.replica, each.address))
 
     async def name_server(address: str) -> NameServerInfo:
         try:
@@ -76,17 +75,34 @@ def _unreachable(
     return BrokerInfo(name, replica, role, "unreachable", 0, address, 0, "", "", 0.0)
 
 
-def _long_away(name: str) -> BrokerInfo:
-    """Return the entry of a broker whose address is no longer known."""
-    return BrokerInfo(name, 0, "master", "unreachable", 0, "", 0, "", "", 0.0)
+def with_lost(answers: Sequence[BrokerInfo], names: Collection[str] | None) -> list[BrokerInfo]:
+    """Return the entries without outdated ones, and with one for each lost replica.
+
+    Args:
+        answers: the entries of all known addresses.
+        names: the names of the brokers that exist; None if unknown.
+    """
+    there = [each for each in answers if each.state != "unreachable"]
+    newest = {each.name: each for each in sorted(there, key=lambda each: each.epoch) if each.replicas is not None}
+    found = {(each.name, each.replica): each for each in answers if each.state == "unreachable"}
+    for name, number in list(found):
+        member = newest.get(name)
+        is_removed = member is not None and number not in (member.replicas or ())
+        if is_removed or (names is not None and name not in names):
+            del found[name, number]
+    for name, member in newest.items():
+        for number in member.replicas or ():
+            found.setdefault((name, number), _long_away(name, number))
+    for name in set(names or ()) - {each.name for each in answers}:
+        found.setdefault((name, MASTER_ID), _long_away(name))
+    for each in there:
+        found.pop((each.name, each.replica), None)
+    return [*there, *found.values()]
 
 
-async def _registered_once(mq: Connection) -> set[str] | None:
-    """Return the names of all registered and not forgotten brokers, None if unknown."""
-    try:
-        return set(read_known_brokers(await mq.routes.ask(known_brokers_command())))
-    except MessageNotFound:  # a name server of RocketMQ, or a cluster's first seconds
-        return None
+def _long_away(name: str, replica: int = 0) -> BrokerInfo:
+    """Return the entry of a replica whose address is not known."""
+    return BrokerInfo(name, replica, "replica" if replica else "master", "unreachable", 0, "", 0, "", "", 0.0)
 
 
 async def _keepers(mq: Connection) -> list[KeeperInfo]:

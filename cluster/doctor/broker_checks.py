@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from raymq.actors.naming import is_group
-from raymq.actors.protocol import RECENTLY_LEFT_SECONDS, BrokerInfo
+from raymq.actors.protocol import BrokerInfo
 from raymq.client.results import ClusterInfo, OpenTransaction
 from raymq.cluster.doctor.check_result import CheckResult, fine, note, problem
 
@@ -55,9 +55,10 @@ def check_reachable(info: ClusterInfo) -> Iterator[CheckResult]:
     ways = "check that its process runs and that no firewall blocks the connection"
     for broker in info.brokers:
         if broker.state == "unreachable" and not broker.address:
-            found = f"{_named(broker)} has been away for more than {RECENTLY_LEFT_SECONDS / 60:.0f} minutes"
-            remedy = f"start its machine and process again; if it is gone for good: raymq broker forget {broker.name}"
-            yield problem("sockets", found, broker.name, remedy)
+            has_others = any(each.name == broker.name and each.state != "unreachable" for each in info.brokers)
+            command = f"remove {broker.name}.{broker.replica}" if has_others else f"forget {broker.name} --yes"
+            remedy = f"start its machine and process again; if it is gone for good: raymq broker {command}"
+            yield problem("sockets", f"{_named(broker)} is away, and its address is not known", broker.name, remedy)
         elif broker.state == "unreachable":
             yield problem("sockets", f"{_named(broker)} does not answer at {broker.address}", broker.name, ways)
         elif broker.state != "running":
@@ -121,12 +122,16 @@ def in_sync(info: ClusterInfo) -> Iterator[CheckResult]:
             continue
         behind = sorted({each.replica for each in replicas} - set(masters[0].in_sync or ()))
         if behind:
-            lags = {each.replica: each.lag_bytes for each in replicas}
-            text = ", ".join(f"{number} ({lags[number] or 0} B behind)" for number in behind)
+            states = {each.replica: each for each in replicas}
+            text = ", ".join(f"{number} ({_lag(states[number])})" for number in behind)
             remedy = "check that it runs, and its row in `raymq broker list`; it gets in sync again by itself"
             yield problem("in sync", f"of {len(replicas)} replicas not in sync: {text}", name, remedy)
         else:
             yield fine("in sync", f"all {len(replicas)} replicas are in sync", name)
+
+
+def _lag(broker: BrokerInfo) -> str:
+    return broker.state if broker.lag_bytes is None else f"{broker.lag_bytes} B behind"
 
 
 def _broker(broker: BrokerInfo, figures: Mapping[str, str]) -> Iterator[CheckResult]:

@@ -56,7 +56,8 @@ def check_store(seen: StoreInfo, brokers: Sequence[BrokerInfo] | None, host: str
         remedy = f"chown -R the directory to the user of the brokers: {seen.directory}"
         yield problem("owners", found, where, remedy)
     broker = next((each for each in brokers or () if seen.directory == each.store), None)
-    broker = broker or next((each for each in brokers or () if seen.address == each.address and not each.store), None)
+    if broker is None and seen.address:
+        broker = next((each for each in brokers or () if seen.address == each.address and not each.store), None)
     yield _held(seen, broker, brokers is not None, where)
     if seen.holder is None and seen.address_is_taken:
         remedy = "end the process that has the port, or delete raymq/broker.json in the directory"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import math
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from click.testing import CliRunner, Result
 
 from raymq.actors.errors import ConnectionLost
 from raymq.actors.names import recently_left_brokers
@@ -39,6 +41,7 @@ from raymq.client import (
     TopicNotFound,
 )
 from raymq.client.requests import fan_out
+from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -193,8 +196,19 @@ def test_lost_broker_is_listed_until_it_is_forgotten(
     with Admin(mq) as later:
         for _ in range(2):
             assert states(later) == {"broker-a": ("running", True), "broker-b": ("unreachable", False)}
-        admin.forget_broker("broker-b")
+        for name in ("brokr-b", "broker-b.1"):
+            with pytest.raises(InvalidInput, match=r"lost broker \(broker-b\)"):
+                admin.forget_broker(name)
+        assert forget_by_command(mq, "broker-b").exit_code == 2
+        assert json.loads(forget_by_command(mq, "broker-b", "--dry-run").stdout)["forgotten"] is False
+        assert states(later)["broker-b"] == ("unreachable", False)
+        assert json.loads(forget_by_command(mq, "broker-b", "--yes").stdout)["forgotten"] is True
         assert states(admin) == states(later) == {"broker-a": ("running", True)}
+
+
+def forget_by_command(mq: Connection, *arguments: str) -> Result:
+    addresses = ["--name-servers", ";".join(mq.name_servers)]
+    return CliRunner().invoke(main_group, [*addresses, "broker", "forget", *arguments, "--json"])
 
 
 class TestAsyncio:

@@ -124,15 +124,17 @@ class CoordinatorDirectory:
         """
         self._is_discovered = True
 
-    def forget(self, broker: str) -> None:
+    def forget(self, broker: str) -> bool:
         """Forget a broker that was removed for good, so that it need not be queried.
 
-        Raise InvalidInput if it is this broker.
+        Return whether it was known. Raise InvalidInput if it is this broker.
         """
         if broker == self._name:
             raise InvalidInput("broker", "another broker, which was removed for good", broker)
         with self._lock:
+            was_known = broker in self._brokers.known
             self._brokers.forget(broker)
+            return was_known
 
     def count_own(self) -> int:
         """Count the streams and series of writes that this broker coordinates."""

@@ -53,8 +53,8 @@ def handlers(context: BrokerContext) -> Commands:
         return request.response(ResponseCode.SUCCESS, fields)
 
     async def forget(_: ServerConnection, request: Command) -> Command:
-        await asyncio.to_thread(directory.forget, check_broker_name(text_field(request, "broker")))
-        return request.response(ResponseCode.SUCCESS)
+        was_known = await asyncio.to_thread(directory.forget, check_broker_name(text_field(request, "broker")))
+        return request.response(ResponseCode.SUCCESS, {"wasKnown": was_known})
 
     return guard_target_broker(
         core.name,

@@ -287,6 +287,7 @@ def broker_info(member: ReplicaState) -> BrokerInfo:
         replica=member.spec.replica,
         epoch=info.epoch if leadership is None else leadership.epoch,
         in_sync=[each - 1 for each in _in_sync(member)],
+        replicas=None if state is None else sorted(each - 1 for each in state.replicas),
         confirmed_offset=_confirmed(member).offset,
         end_offset=end,
         lag_bytes=behind if leadership is None else 0,

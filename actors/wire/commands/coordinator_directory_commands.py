@@ -108,6 +108,12 @@ def forget_broker_command(broker: str) -> Command:
     return Command(RequestCode.FORGET_BROKER, {"broker": broker}, serialization=Serialization.MSGPACK)
 
 
+@protocol_checked
+def read_forgotten(answer: Command) -> bool:
+    """Return from an answer to FORGET_BROKER whether the broker was known there."""
+    return bool(answer.fields.get("wasKnown"))
+
+
 def known_brokers_command() -> Command:
     """Return a request for the names of all known brokers.
 

@@ -23,6 +23,7 @@ def view(**masters: str) -> ClusterView:
     return ClusterView({name.replace("_", "-"): ("c", {0: address}) for name, address in masters.items()})
 
 
+LOST = broker("broker-b", state="unreachable")
 BROKER, REPLICA = broker("broker-a"), broker("broker-a", 1, "replica")
 KEEPER = KeeperInfo(1, "h:1", None, voter=None, state="unreachable")
 
@@ -50,6 +51,7 @@ def test_liveness_needs_every_process(found: ClusterInfo, failing: set[str]) -> 
         (info(BROKER), {"h:1": view(broker_a="h:0"), "h:2": view()}, None, {"routes of name server h:2"}),
         (info(REPLICA), {"h:1": view()}, None, {"broker group broker-a"}),
         (info(broker("broker-a", state="unreachable")), {"h:1": view(broker_a="h:0")}, None, {"broker group broker-a"}),
+        (info(BROKER, LOST), {"h:1": view(broker_a="h:0")}, None, {"broker group broker-b"}),
         (info(BROKER), {"h:1": None}, None, {"name servers"}),
         (info(), {"h:1": view()}, None, {"broker groups"}),
     ],

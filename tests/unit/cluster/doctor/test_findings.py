@@ -182,8 +182,17 @@ def test_broker_figures_become_check_results(figures: dict[str, str], check: str
 def test_broker_that_is_away_for_long_is_to_be_forgotten() -> None:
     away = replace(BROKER, name="broker-b", state="unreachable", address="")
     (found,) = [each for each in broker_checks.check_reachable(replace(CLUSTER, brokers=[away])) if each.remedy]
-    assert "more than 5 minutes" in found.found
-    assert "raymq broker forget broker-b" in found.remedy
+    assert "its address is not known" in found.found
+    assert "raymq broker forget broker-b --yes" in found.remedy
+
+
+def test_replica_that_is_away_for_long_is_to_be_removed() -> None:
+    here = replace(BROKER, in_sync=[0], replicas=[0, 1])
+    away = replace(BROKER, replica=1, role="replica", state="unreachable", address="")
+    results = list(broker_checks.check_cluster(replace(CLUSTER, brokers=[here, away]), {}))
+    found = {each.check: each for each in results if not each.ok}
+    assert f"raymq broker remove {BROKER.name}.1" in found["sockets"].remedy
+    assert "1 (unreachable)" in found["in sync"].found
 
 
 @pytest.mark.parametrize(("used", "severity"), [(0.3, "fine"), (0.8, "note"), (0.92, "note"), (0.95, "problem")])
