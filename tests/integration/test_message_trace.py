@@ -108,6 +108,13 @@ def test_trace_of_popped_messages(shell: Shell, mq: Connection, admin: Admin) ->
         assert sorted(states()) == ["finished", "in flight", "ready"]
 
 
+def test_popped_message_that_failed_for_good_is_a_dead_letter(shell: Shell, mq: Connection, admin: Admin) -> None:
+    sent = send(mq, Message("t", b"poison"))
+    with PushConsumer(mq, "g", {"t": "*"}, lambda _: Retry(-1), mode="pop"):
+        found = poll_until(lambda: (found := trace(shell, sent.message_id))["dead_letters"] and found, 20)
+    assert [each["state"] for each in found["consumed"]] == ["dead letter"]
+
+
 def test_trace_of_unknown_ids(shell: Shell, mq: Connection, admin: Admin, services: Services) -> None:
     for wrong in ("no-such-key", "AC110001" + "0" * 24):
         with pytest.raises(MessageNotFound):

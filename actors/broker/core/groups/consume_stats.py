@@ -149,7 +149,7 @@ class ConsumeStats:
             if delivery is None:
                 return "finished" if offset < unacked.next_offset else "ready"
             if delivery.visible_at_ms <= int(self._core.clock() * 1000):
-                return "ready"
+                return "finished" if delivery.is_final_delivery else "ready"  # the dead letter goes on instead of it
             return "waiting" if delivery.ending == ExpiryReason.FAILED else "in flight"
         if committed is None:
             return "unknown"
