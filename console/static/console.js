@@ -6,44 +6,79 @@
   const live = () => document.getElementById("live");
 
   // Live figures: the server sends an event for each sample; htmx then loads the part of the page that shows figures.
+  // A hidden tab has no stream: browsers open at most six connections to a server, and each stream keeps one.
+  let isWanted = true;
+  let isOffline = false;
+  let isHeld = false;
+  let isStale = false;
+  let source = null;
+
   // While somebody works in that part with the keyboard, or marks text, it stays as it is.
   function isInUse(part) {
     const selection = document.getSelection();
-    return part.contains(document.activeElement)
+    const focused = document.activeElement;
+    return (part.contains(focused) && focused.matches(":focus-visible"))
       || (selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode));
   }
 
-  function setWord(word, isOffline) {
+  function showWord() {
+    const word = !isWanted ? "Paused" : isOffline ? "Offline" : isStale ? "Not updated" : isHeld ? "Held" : "Live";
     document.getElementById("live-word").textContent = word;
-    liveSwitch.classList.toggle("offline", isOffline);
+    liveSwitch.setAttribute("aria-pressed", String(isWanted));
+    liveSwitch.classList.toggle("offline", isWanted && (isOffline || isStale));
   }
 
-  let source = null;
-  function startLive() {
+  function refresh() {
+    isHeld = isInUse(live());
+    if (!isHeld) htmx.trigger(document.body, "raymq-sample");
+    showWord();
+  }
+
+  function openStream() {
     source = new EventSource("/live");
-    source.onopen = () => setWord("Live", false);
-    source.onerror = () => setWord("Offline", true);
-    source.addEventListener("sample", () => {
-      const part = live();
-      if (part && !document.hidden && !isInUse(part)) htmx.trigger(document.body, "raymq-sample");
-    });
-    liveSwitch.setAttribute("aria-pressed", "true");
-    setWord("Live", false);
+    source.onopen = () => { isOffline = false; showWord(); };
+    source.onerror = () => { isOffline = true; showWord(); };
+    source.addEventListener("sample", refresh);
   }
 
-  function stopLive() {
-    source.close();
+  function closeStream() {
+    if (source) source.close();
     source = null;
-    liveSwitch.setAttribute("aria-pressed", "false");
-    setWord("Paused", false);
+    isOffline = false;
+  }
+
+  function followVisibility() {
+    if (document.hidden || !isWanted) {
+      closeStream();
+    } else if (!source) {
+      openStream();
+      refresh();
+    }
+    showWord();
+  }
+
+  function onLivePart(name, act) {
+    document.body.addEventListener(name, (event) => {
+      if (event.detail.target && event.detail.target.id === "live") act(event);
+    });
   }
 
   if (live()) {
     liveSwitch.hidden = false;
-    liveSwitch.addEventListener("click", () => (source ? stopLive() : startLive()));
-    startLive();
-    window.addEventListener("pagehide", () => source && source.close());
-    window.addEventListener("pageshow", (event) => { if (event.persisted && source) startLive(); });
+    liveSwitch.addEventListener("click", () => { isWanted = !isWanted; followVisibility(); });
+    for (const name of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
+      onLivePart(name, () => { isStale = true; showWord(); });
+    }
+    onLivePart("htmx:beforeSwap", (event) => { if (event.detail.shouldSwap) { isStale = false; showWord(); } });
+    // What the banner says is announced: it is replaced only by another text.
+    document.body.addEventListener("htmx:oobBeforeSwap", (event) => {
+      event.detail.shouldSwap = event.detail.fragment.textContent !== event.detail.target.textContent;
+    });
+    document.addEventListener("visibilitychange", followVisibility);
+    window.addEventListener("pagehide", closeStream);
+    window.addEventListener("pageshow", (event) => { if (event.persisted) followVisibility(); });
+    if (!document.hidden) openStream();
+    showWord();
   }
 
   // Live tail of a topic.

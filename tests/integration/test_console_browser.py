@@ -13,6 +13,7 @@ from raymq.client import Connection, ReceivedMessage
 from raymq.console.console_server import ConsoleSettings
 from tests.console_data import Shop, accept
 from tests.console_thread import running_console
+from tests.integration.conftest import Services
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -161,6 +162,65 @@ def test_live_figures_can_be_paused(console: Console) -> None:
     switch.click()
     assert page.get_by_role("button", name="Paused").get_attribute("aria-pressed") == "false"
     console.check_complaints()
+
+
+#: Lets a test hide a tab, as its browser does with those behind another one; it begins hidden.
+HIDEABLE = """Object.defineProperties(document, {
+    hidden: {get: () => !window.isShown},
+    visibilityState: {get: () => window.isShown ? "visible" : "hidden"},
+});"""
+SHOW = "shown => { window.isShown = shown; document.dispatchEvent(new Event('visibilitychange')); }"
+
+
+def test_hidden_tabs_hold_no_connection(console: Console) -> None:
+    context = console.page().context
+    context.add_init_script(HIDEABLE)
+    tabs = [context.new_page() for _ in range(9)]
+    for tab in tabs:
+        tab.set_default_timeout(15_000)
+        tab.goto(console.url + "topics")
+        tab.evaluate(SHOW, True)
+        tab.get_by_role("button", name="Live").wait_for()
+        tab.evaluate(SHOW, False)
+    console.shop.admin.create_topic("created-meanwhile", queues=1)
+    tabs[0].evaluate(SHOW, True)
+    tabs[0].get_by_role("link", name="created-meanwhile").wait_for()
+    assert tabs[1].get_by_role("link", name="created-meanwhile").count() == 0
+
+
+def test_banner_comes_and_goes_on_an_open_page(services: Services, console: Console) -> None:
+    page = console.page()
+    banner = page.get_by_text("Not reachable: broker-b")
+    assert banner.count() == 0
+    services.stop_broker("broker-b")
+    banner.wait_for(timeout=40_000)
+    services.start_broker("broker-b")
+    banner.wait_for(state="detached", timeout=40_000)
+    console.check_complaints()
+
+
+def test_figures_are_held_only_for_the_keyboard(console: Console) -> None:
+    page = console.page()
+    page.goto(console.url + "topics")
+    page.get_by_role("cell", name="invoices").click(position={"x": 2, "y": 2})
+    console.shop.admin.create_topic("created-meanwhile", queues=1)
+    page.get_by_role("link", name="created-meanwhile").wait_for()
+    page.get_by_role("button", name="Filter").focus()
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Held").wait_for()
+    page.keyboard.press("Shift+Tab")
+    page.get_by_role("button", name="Live").wait_for()
+    console.check_complaints()
+
+
+@pytest.mark.parametrize("status", [503, None])
+def test_failed_refresh_is_said(console: Console, status: int | None) -> None:
+    page = console.page()
+    page.goto(console.url + "topics")
+    page.route("**/topics", lambda route: route.abort() if status is None else route.fulfill(status=status))
+    page.get_by_role("button", name="Not updated").wait_for()
+    page.unroute("**/topics")
+    page.get_by_role("button", name="Live").wait_for()
 
 
 def test_filter_narrows_the_list_without_a_reload(console: Console) -> None:
