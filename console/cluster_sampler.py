@@ -54,6 +54,7 @@ class GroupFigures:
     Attributes:
         lag: messages after its committed offsets; without topics that no member subscribes to any more.
         lag_partly_unknown: the lag of some queue is not known, so the sum is a lower bound.
+        is_complete: every broker has told of its queues.
         oldest_age: seconds since the oldest message was stored that the group has not finished.
         has_members: whether a member is connected.
         owners: the members that fetch from queues.
@@ -63,6 +64,7 @@ class GroupFigures:
 
     lag: int | None
     lag_partly_unknown: bool
+    is_complete: bool
     in_flight: int | None
     ready: int | None
     oldest_age: float | None
@@ -80,12 +82,15 @@ class ClusterSample:
     Attributes:
         error: why the last sample failed; None: it did not.
         missing: the brokers that did not answer.
+        lag: the sum over the groups whose lag is known; with `lag_partly_unknown` it is a lower bound.
     """
 
     at: float | None = None
     cluster: ClusterInfo | None = None
     error: str | None = None
     missing: list[str] = field(default_factory=list)
+    lag: int | None = None
+    lag_partly_unknown: bool = False
     topic_names: list[str] = field(default_factory=list)
     group_names: list[str] = field(default_factory=list)
     topics: dict[str, TopicFigures] = field(default_factory=dict)
@@ -167,7 +172,7 @@ class ClusterSampler:
     async def _sample_topic(self, topic: str) -> None:
         stats = await self._admin.atopic_stats(topic)
         at = self._clock()
-        rate = self._rate("topic", topic).read(at, sum(queue.max_offset for queue in stats.values()))
+        rate = self._rate("topic", topic).read(at, {queue: each.max_offset for queue, each in stats.items()})
         self.newest.topics[topic] = TopicFigures(
             queues=len(stats),
             messages=sum(queue.max_offset - queue.min_offset for queue in stats.values()),
@@ -186,14 +191,15 @@ class ClusterSampler:
     async def _sample_group(self, group: str) -> None:
         progress = await self._admin.agroup_progress(group)
         at = self._clock()
-        committed = sum(queue.committed_offset for queue in progress.values() if queue.committed_offset is not None)
+        committed = {queue: end for queue, each in progress.items() if (end := each.committed_offset) is not None}
         dead_letters: int | None = 0
         if dlq_topic(group) in self._dead_letter_topics:
             stats = await self._admin.atopic_stats(dlq_topic(group))
             dead_letters = sum(queue.max_offset - queue.min_offset for queue in stats.values())
         figures = group_figures(progress, self._rate("group", group).read(at, committed), dead_letters, at)
         self.newest.groups[group] = figures
-        for name, value in (("lag", figures.lag), ("age", figures.oldest_age), ("rate out", figures.rate_out)):
+        lag = figures.lag if figures.is_complete else None  # a gap, not a step down
+        for name, value in (("lag", lag), ("age", figures.oldest_age), ("rate out", figures.rate_out)):
             self.history.add((name, group), at, value)
 
     def _rate(self, kind: str, name: str) -> CounterRate:
@@ -204,10 +210,14 @@ class ClusterSampler:
         assert newest.at is not None
         failed = newest.error is not None
         topics, groups = newest.topics.values(), newest.groups.values()
+        newest.lag = None if failed else _whole(sum_known(each.lag for each in groups))
+        newest.lag_partly_unknown = newest.lag is not None and any(
+            each.lag is None or each.lag_partly_unknown for each in groups
+        )
         totals = {
             "rate in": sum_known(each.rate_in for each in topics),
             "rate out": sum_known(each.rate_out for each in groups),
-            "lag": sum_known(each.lag for each in groups),
+            "lag": newest.lag if all(each.is_complete for each in groups) else None,
             "age": max((each.oldest_age for each in groups if each.oldest_age is not None), default=None),
         }
         for name, value in totals.items():
@@ -232,6 +242,7 @@ def group_figures(progress: GroupProgress, rate_out: float | None, dead_letters:
     return GroupFigures(
         lag=None if lag is None else int(lag),
         lag_partly_unknown=lag is not None and any(queue.lag is None and queue.max_offset != 0 for queue in counted),
+        is_complete=all(queue.max_offset is not None for queue in counted),
         in_flight=None if is_hidden else _whole(sum_known(queue.in_flight for queue in counted)),
         ready=_whole(sum_known(queue.ready for queue in counted)),
         oldest_age=max((age for queue in counted if (age := queue.oldest_unfinished_age) is not None), default=None),

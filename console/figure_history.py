@@ -6,8 +6,10 @@ Nothing here does I/O: times are arguments, so that tests need no clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
+
+from raymq.client import MessageQueue
 
 #: A time in seconds since 1970 and a value; None where the value was not known.
 Point = tuple[float, float | None]
@@ -85,22 +87,27 @@ class FigureHistory:
 
 
 class CounterRate:
-    """The rate of a counter between its last two readings."""
+    """The rate of the counters of one topic or group between the last two readings."""
 
     def __init__(self) -> None:
         self._at: float | None = None
-        self._count = 0
+        self._counts: Mapping[MessageQueue, int] = {}
 
-    def read(self, at: float, count: int) -> float | None:
-        """Return the rate per second since the last reading.
+    def read(self, at: float, counts: Mapping[MessageQueue, int]) -> float | None:
+        """Return the sum of the queues' rates per second since the last reading.
 
-        None for the first reading, and where the counter went back: the topic was created anew, or offsets were reset.
+        Queues that only one of the two readings has are left out: what a broker that was away has counted meanwhile is
+        not of this time.
+
+        None for the first reading, without common queues, and where a counter went back: the topic was created anew,
+        or offsets were reset.
         """
-        before_at, before = self._at, self._count
-        self._at, self._count = at, count
-        if before_at is None or at <= before_at or count < before:
+        before_at, before = self._at, self._counts
+        self._at, self._counts = at, counts
+        steps = [count - before[queue] for queue, count in counts.items() if queue in before]
+        if before_at is None or at <= before_at or not steps or min(steps) < 0:
             return None
-        return (count - before) / (at - before_at)
+        return sum(steps) / (at - before_at)
 
 
 class SampleRotation:

@@ -35,11 +35,18 @@ async def overview(request: web.Request) -> Page:
         "groups": None if sample.at is None else len(sample.group_names),
         "rate_in": history.newest("rate in"),
         "rate_out": history.newest("rate out"),
-        "lag": history.newest("lag"),
+        "lag": sample.lag,
+        "lag_partly_unknown": sample.lag_partly_unknown,
         "oldest_age": history.newest("age"),
         "missing": sample.missing,
         "watched_groups": [
-            {"group": name, "status": group_status(each), "lag": each.lag, "oldest_age": each.oldest_age}
+            {
+                "group": name,
+                "status": group_status(each),
+                "lag": each.lag,
+                "lag_partly_unknown": each.lag_partly_unknown,
+                "oldest_age": each.oldest_age,
+            }
             for name, each in watched[:_GROUPS_SHOWN]
         ],
         "watched_groups_total": len(watched),

@@ -209,6 +209,8 @@ def test_pages_say_which_broker_is_missing(
     page = console.get("/").text
     assert "Not reachable: broker-b" in page
     assert "unknown" in page
+    poll_until(lambda: console.get_json("/")["lag_partly_unknown"], 20, "the sum of a part")
+    assert "at least " in console.get("/").text
     group = console.get_json("/groups/g")
     assert {row["broker"] for row in group["queues"] if row["progress"]["lag"] is None} >= {"broker-b"}
     answer = console.get(f"/messages/{on_b.message_id}", Accept="application/json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raymq.client import MessageQueue
 from raymq.console.figure_history import CounterRate, FigureHistory, FigureSeries, SampleRotation
 
 
@@ -41,14 +42,27 @@ def test_history_drops_series_that_ended() -> None:
     assert history.newest("lag", "gone") is None
 
 
+ON_A, ON_B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+
+
 def test_rate_is_unknown_before_the_second_reading_and_after_a_step_back() -> None:
     rate = CounterRate()
-    assert rate.read(0.0, 100) is None
-    assert rate.read(5.0, 150) == 10.0
-    assert rate.read(10.0, 150) == 0.0
-    assert rate.read(15.0, 20) is None, "the topic was created anew"
-    assert rate.read(20.0, 30) == 2.0
-    assert rate.read(20.0, 40) is None, "no time has passed"
+    assert rate.read(0.0, {ON_A: 100}) is None
+    assert rate.read(5.0, {ON_A: 150}) == 10.0
+    assert rate.read(10.0, {ON_A: 150}) == 0.0
+    assert rate.read(15.0, {ON_A: 20}) is None, "the topic was created anew"
+    assert rate.read(20.0, {ON_A: 30}) == 2.0
+    assert rate.read(20.0, {ON_A: 40}) is None, "no time has passed"
+    assert rate.read(25.0, {}) is None
+
+
+def test_rate_has_nothing_of_the_time_when_a_broker_was_away() -> None:
+    rate = CounterRate()
+    rate.read(0.0, {ON_A: 100, ON_B: 190_000})
+    assert rate.read(5.0, {ON_A: 600, ON_B: 190_500}) == 200.0
+    assert rate.read(10.0, {ON_A: 1_100}) == 100.0, "what broker-b has is not lost"
+    assert rate.read(15.0, {ON_A: 1_600, ON_B: 190_700}) == 100.0, "what it has is not new"
+    assert rate.read(20.0, {ON_A: 2_100, ON_B: 191_200}) == 200.0
 
 
 def test_rotation_takes_every_name_in_turn() -> None:

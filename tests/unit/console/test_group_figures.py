@@ -55,6 +55,13 @@ def test_unknown_lag_is_not_zero(queues: tuple[QueueProgress, ...], lag: int | N
     assert (found.lag, found.lag_partly_unknown) == (lag, partly)
 
 
+@pytest.mark.parametrize(
+    ("queues", "is_complete"), [((BEHIND, NEVER_COMMITTED), True), ((BEHIND, UNKNOWN), False), ((UNKNOWN,), False)]
+)
+def test_figures_say_whether_every_broker_answered(queues: tuple[QueueProgress, ...], is_complete: bool) -> None:
+    assert figures(*queues).is_complete is is_complete
+
+
 def test_sum_of_nothing_known_is_unknown() -> None:
     assert sum_known([None, None]) is None
     assert sum_known([]) is None

@@ -1,0 +1,56 @@
+"""Test the figures of successive samples, with a broker that is away for a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+from raymq.client import MessageQueue
+from raymq.client.results import ClusterInfo, GroupProgress, QueueProgress, QueueStats, SchedulerInfo
+from raymq.console.cluster_sampler import ClusterSampler
+
+
+class Cluster:
+    """What an admin client finds: one topic and one group on broker-a and broker-b."""
+
+    away = False
+    sent = 0
+
+    def queues(self) -> list[MessageQueue]:
+        return [MessageQueue("t", broker, 0) for broker in ("broker-a", "broker-b")]
+
+    async def acluster_info(self) -> ClusterInfo:
+        return ClusterInfo([], [], SchedulerInfo(None, None), [])
+
+    async def atopics(self, *, system: bool = False) -> list[str]:
+        return ["t"]
+
+    async def atopic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+        return {queue: QueueStats(0, 1_000 + self.sent, 1.0) for queue in self.queues()[: 1 if self.away else 2]}
+
+    async def agroups(self) -> list[str]:
+        return ["g"]
+
+    async def agroup_progress(self, group: str) -> GroupProgress:
+        a, b = self.queues()
+        found = QueueProgress(self.sent, 1_000 + self.sent, 1_000, "me", True, 0, 0, 1.0)
+        return GroupProgress({a: found, b: QueueProgress(None, None, None, None) if self.away else found})
+
+
+def test_broker_that_was_away_is_a_gap_in_the_lag_and_no_step_in_the_rate() -> None:
+    cluster, now = Cluster(), 0.0
+    sampler = ClusterSampler(cluster, lambda: now)  # type: ignore[arg-type]
+    seen = []
+    for away in (False, False, True, False, False):
+        now += 5.0
+        cluster.away = away
+        cluster.sent += 500
+        asyncio.run(sampler.sample())
+        seen.append((sampler.newest.lag, sampler.newest.lag_partly_unknown))
+    assert sampler.newest.error is None
+    assert seen == [(2_000, False), (2_000, False), (1_000, True), (2_000, False), (2_000, False)]
+    lag = [2_000, 2_000, None, 2_000, 2_000]
+    assert [value for _, value in sampler.history.points("lag")] == lag
+    assert [value for _, value in sampler.history.points("lag", "g")] == lag
+    rates = [None, 200.0, 100.0, 100.0, 200.0]
+    for name in ("rate in", "rate out"):
+        assert [value for _, value in sampler.history.points(name)] == rates
