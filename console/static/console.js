@@ -158,6 +158,22 @@
     window.addEventListener("pagehide", () => tail && stopTail(true));
   }
 
+  // The page of a redrive asks for its state until it is done.
+  if (document.getElementById("job")) {
+    const isOfJob = (event) => event.detail.target && event.detail.target.id === "job";
+    for (const name of ["htmx:responseError", "htmx:sendError"]) {
+      document.body.addEventListener(name, (event) => {
+        if (!isOfJob(event)) return;
+        const isLost = name === "htmx:responseError" && event.detail.xhr.status === 404;
+        document.getElementById(isLost ? "job-lost" : "job-silent").hidden = false;
+        if (isLost) event.detail.target.remove();
+      });
+    }
+    document.body.addEventListener("htmx:beforeSwap", (event) => {
+      if (isOfJob(event)) document.getElementById("job-silent").hidden = true;
+    });
+  }
+
   // Select all dead letters of the list.
   const all = document.getElementById("select-all");
   if (all) {

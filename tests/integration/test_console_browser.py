@@ -122,6 +122,38 @@ def test_poison_message_is_found_and_redriven(console: Console) -> None:
     console.check_complaints()
 
 
+def start_slow_redrive(console: Console) -> Page:
+    """Redrive two dead letters slowly enough that the page is open while it runs."""
+    with console.shop.billing():
+        console.shop.pour_poison()
+        console.shop.dead_letters(2)
+    page = console.page()
+    console.sign_in(page)
+    page.goto(console.url + "groups/billing/dead-letters")
+    page.get_by_role("checkbox", name="all dead letters").check()
+    page.get_by_label("at most per second").fill("0.1")
+    page.get_by_role("button", name="Redrive", exact=True).click()
+    page.get_by_text("Running").wait_for()
+    return page
+
+
+def test_page_of_a_redrive_survives_a_failed_poll(console: Console) -> None:
+    page = start_slow_redrive(console)
+    page.route("**/redrives/*", lambda route: route.abort())
+    page.get_by_text("The console does not answer.").wait_for()
+    page.unroute("**/redrives/*")
+    page.get_by_text("2 redriven.").wait_for(timeout=40_000)
+    assert page.get_by_text("The console does not answer.").count() == page.locator("#job-silent[hidden]").count() == 1
+
+
+def test_page_of_a_redrive_says_that_the_console_was_restarted(console: Console) -> None:
+    page = start_slow_redrive(console)
+    page.route("**/redrives/*", lambda route: route.fulfill(status=404))
+    page.get_by_text("This console was restarted").wait_for()
+    assert page.locator("#job").count() == 0
+    assert not page.get_by_text("Running").is_visible()
+
+
 def test_stalled_group_is_seen_from_the_overview(console: Console) -> None:
     console.shop.stall_analytics()
     console.shop.trade(5)

@@ -238,7 +238,7 @@ def test_slow_redrive_runs_on_and_shows_its_state(mq: Connection, console: Conso
     assert (begun["state"], begun["counts"]) == ("running", {})
     page = console.get(f"/groups/g/redrives/{begun['job']}").text
     assert "Running" in page
-    assert 'hx-trigger="load delay:1s"' in page
+    assert 'hx-trigger="every 1s"' in page
 
 
 @pytest.mark.usefixtures("admin")
