@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -37,6 +38,9 @@ _MSGPACK_STARTS: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 #: Characters that do not occur in text for people.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
 
+#: A string, a bracket, a comma, a colon or another literal of valid JSON.
+_JSON_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+
 Format = Literal["json", "msgpack", "arrow", "text", "bytes"]
 
 
@@ -47,7 +51,7 @@ class DisplayedBody:
     Attributes:
         text: the body as text: JSON if it was decoded, base64 for "bytes".
         rows: the number of rows of an Arrow body, of which `text` has the first `MAX_ROWS`.
-        note: why the body is not shown as its content type says; "" if it is.
+        note: why the body is not shown as its content type says, or what a reader of it has to know; else "".
     """
 
     format: Format
@@ -76,8 +80,7 @@ def display_body(
     note = ""
     if expected is not None and len(body) <= max_bytes:
         try:
-            value, rows = _DECODERS[expected](body)
-            return DisplayedBody(expected, _json_text(value, indent), rows)
+            return _DECODERS[expected](body, indent)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, the body is shown as it is
             note = f"the content type is {named}, but the body is not {NAMES[expected]} that can be shown"
     elif expected is not None:
@@ -113,24 +116,65 @@ def _recognized(body: bytes) -> Format | None:
     return "msgpack" if body and body[0] in _MSGPACK_STARTS else None
 
 
-def _json(body: bytes) -> tuple[Any, None]:
-    return json.loads(body.decode("utf-8")), None
+def _json(body: bytes, indent: int | None) -> DisplayedBody:
+    """Show JSON with other blanks; its values are not decoded, so that numbers stay as they are."""
+    text, repeated = body.decode("utf-8"), set[str]()
+
+    def values(pairs: list[tuple[str, Any]]) -> list[Any]:
+        repeated.update(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return [value for _, value in pairs]
+
+    _check_depth(json.loads(text, object_pairs_hook=values))
+    note = ""
+    if repeated:
+        note = f"an object has a key twice, of which most readers see only the last: {json.dumps(min(repeated))[:100]}"
+    return DisplayedBody("json", _bounded(_with_blanks(text, indent)), note=note)
 
 
-def _msgpack(body: bytes) -> tuple[Any, None]:
+def _with_blanks(text: str, indent: int | None) -> str:
+    """Return valid JSON text with the blanks that `json.dumps` writes, and its strings without needless escapes."""
+    parts: list[str] = []
+    depth, before = 0, ""
+    for token in _JSON_TOKEN.findall(text):
+        opened, closes = before in ("{", "["), token in ("}", "]")
+        depth += opened - closes
+        if indent is not None and (before == "," or opened != closes):
+            parts.append("\n" + " " * (indent * depth))
+        elif before in (",", ":"):
+            parts.append(" ")
+        parts.append(json.dumps(json.loads(token), ensure_ascii=False) if token[0] == '"' else token)
+        before = token
+    return "".join(parts)
+
+
+def _msgpack(body: bytes, indent: int | None) -> DisplayedBody:
     # By default, no length within may exceed that of the body.
-    return msgpack.unpackb(body, strict_map_key=False, timestamp=3), None
+    value = msgpack.unpackb(body, strict_map_key=False, timestamp=3, object_pairs_hook=_map)
+    return DisplayedBody("msgpack", _json_text(value, indent))
 
 
-def _arrow(body: bytes) -> tuple[Any, int]:
+def _map(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return a map with text keys; raise ValueError if two of them are the same."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        text = key if isinstance(key, str) else str(key)
+        if text in found:
+            raise ValueError("a key occurs twice")
+        found[text] = value
+    return found
+
+
+def _arrow(body: bytes, indent: int | None) -> DisplayedBody:
     table = read_arrow_table(body)
-    return table.slice(0, MAX_ROWS).to_pylist(), table.num_rows
+    if len(set(table.column_names)) < table.num_columns:
+        raise ValueError("two columns have the same name")
+    return DisplayedBody("arrow", _json_text(table.slice(0, MAX_ROWS).to_pylist(), indent), table.num_rows)
 
 
 #: The formats as people write them.
 NAMES: Final[Mapping[str, str]] = {"json": "JSON", "msgpack": "msgpack", "arrow": "Arrow"}
 _BY_TYPE: Final[Mapping[str, Format]] = {JSON_TYPE: "json", MSGPACK_TYPE: "msgpack", ARROW_TYPE: "arrow"}
-_DECODERS: Final[Mapping[str, Callable[[bytes], tuple[Any, int | None]]]] = {
+_DECODERS: Final[Mapping[str, Callable[[bytes, int | None], DisplayedBody]]] = {
     "json": _json,
     "msgpack": _msgpack,
     "arrow": _arrow,
@@ -142,12 +186,20 @@ def _json_text(value: Any, indent: int | None) -> str:
 
     Raise ValueError if it is too deep or the text too long.
     """
-    if _depth(value) > _MAX_DEPTH:
-        raise ValueError("too deep")
-    text = json.dumps(_plain(value), indent=indent, ensure_ascii=False, default=str)
+    _check_depth(value)
+    return _bounded(json.dumps(_plain(value), indent=indent, ensure_ascii=False, default=str))
+
+
+def _bounded(text: str) -> str:
+    """Return text that UTF-8 can express; raise ValueError if it is too long."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError("too long")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")  # JSON may have half a surrogate pair
+
+
+def _check_depth(value: Any) -> None:
+    if _depth(value) > _MAX_DEPTH:
+        raise ValueError("too deep")
 
 
 def _depth(value: Any) -> int:
@@ -165,9 +217,9 @@ def _depth(value: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with text keys, and with bytes as base64."""
+    """Return a value with bytes as base64."""
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(key): _plain(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, bytes):

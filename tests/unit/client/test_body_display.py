@@ -54,6 +54,36 @@ def test_body_is_decoded_by_its_type(body: bytes, content_type: str | None, shap
         assert shown.note == ""
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    "value", [{}, [], {"a": []}, [[], {}, [1, {"b": None}]], {"a": {"b": [True]}, "ä,:[": '"\\'}, 7]
+)
+def test_json_has_the_blanks_of_the_json_module(value: Any, indent: int | None) -> None:
+    for body in (json.dumps(value), json.dumps(value, indent=5), json.dumps(value, separators=(",", ":"))):
+        shown = display_body(body.encode(), {CONTENT_TYPE: JSON_TYPE}, indent=indent)
+        assert shown.text == json.dumps(value, indent=indent, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("number", ["1e400", "1.10", "-0", "0.1234567890123456789", "1E5", "12345678901234567890123"])
+def test_numbers_are_shown_as_they_are(number: str) -> None:
+    shown = display_body(b'{"n": [%s]}' % number.encode())
+    assert (shown.text, shown.note) == (f'{{"n": [{number}]}}', "")
+
+
+def test_keys_that_occur_twice_are_all_shown_and_noted() -> None:
+    shown = display_body(b'[{"a": 1, "b": 2, "a": 3}]')
+    assert shown.text == '[{"a": 1, "b": 2, "a": 3}]'
+    assert shown.note.endswith('only the last: "a"')
+    assert display_body(b'[{"a": 1}, {"a": 2}]').note == ""
+
+
+@pytest.mark.parametrize("pairs", [(b"\xa1a", b"\xa1a"), (b"\x01", b"\xa11")])
+def test_map_of_msgpack_with_a_key_twice_is_not_decoded(pairs: tuple[bytes, bytes]) -> None:
+    shown = display_body(b"\x82" + pairs[0] + b"\x01" + pairs[1] + b"\x02", {CONTENT_TYPE: MSGPACK_TYPE})
+    assert shown.format == "bytes"
+    assert "not msgpack that can be shown" in shown.note
+
+
 @pytest.mark.parametrize("content_type", [JSON_TYPE, MSGPACK_TYPE, ARROW_TYPE])
 def test_note_says_that_body_is_not_of_its_type(content_type: str) -> None:
     shown = display_body(b"plain", {CONTENT_TYPE: content_type})
