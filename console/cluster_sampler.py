@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from raymq.actors.naming import DLQ_PREFIX, dlq_topic
-from raymq.client import Admin, RayMQError
+from raymq.client import Admin, BrokerUnavailable, RayMQError
 from raymq.client.results import ClusterInfo, GroupProgress
 from raymq.console.figure_history import EVERY_SECONDS, CounterRate, FigureHistory, SampleRotation
 
@@ -170,7 +170,7 @@ class ClusterSampler:
         await _each(self._topics_turn.next(own), self._sample_topic)
 
     async def _sample_topic(self, topic: str) -> None:
-        stats = await self._admin.atopic_stats(topic)
+        stats = await self._admin.atopic_stats(topic, skip_silent=True)
         at = self._clock()
         rate = self._rate("topic", topic).read(at, {queue: each.max_offset for queue, each in stats.items()})
         self.newest.topics[topic] = TopicFigures(
@@ -183,7 +183,8 @@ class ClusterSampler:
         self.history.add(("rate in", topic), at, rate)
 
     async def _sample_groups(self, newest: ClusterSample) -> None:
-        newest.group_names = await self._admin.agroups()
+        with contextlib.suppress(BrokerUnavailable):  # The names of the sample before are as good.
+            newest.group_names = await self._admin.agroups()
         known = set(newest.group_names)
         newest.groups = {name: figures for name, figures in newest.groups.items() if name in known}
         await _each(self._groups_turn.next(newest.group_names), self._sample_group)
@@ -194,7 +195,7 @@ class ClusterSampler:
         committed = {queue: end for queue, each in progress.items() if (end := each.committed_offset) is not None}
         dead_letters: int | None = 0
         if dlq_topic(group) in self._dead_letter_topics:
-            stats = await self._admin.atopic_stats(dlq_topic(group))
+            stats = await self._admin.atopic_stats(dlq_topic(group), skip_silent=True)
             dead_letters = sum(queue.max_offset - queue.min_offset for queue in stats.values())
         figures = group_figures(progress, self._rate("group", group).read(at, committed), dead_letters, at)
         self.newest.groups[group] = figures

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
 from raymq.actors.naming import RETRY_PREFIX, dlq_topic
-from raymq.client import TopicNotFound
+from raymq.client import BrokerUnavailable, TopicNotFound
 from raymq.client.plain_data import to_plain_data
 from raymq.console.cluster_charts import group_charts
 from raymq.console.cluster_sampler import GroupFigures, group_figures
@@ -24,11 +24,14 @@ _FIGURES = (
 )
 
 
+_NAMES_SECONDS: Final = 2.0
+
+
 async def group_list(request: web.Request) -> Page:
     """Return the groups whose name contains `filter`, with the last sample's figures."""
     context = request.app[CONTEXT]
     wanted = request.query.get("filter", "")
-    names = [name for name in await context.admin.agroups() if wanted.lower() in name.lower()]
+    names = [name for name in await _names(context) if wanted.lower() in name.lower()]
     page = page_of(names, request.query.get("page"))
     known, history, now = context.sampler.newest.groups, context.sampler.history, context.clock()
     data = {
@@ -42,6 +45,20 @@ async def group_list(request: web.Request) -> Page:
     return Page("groups", "Groups", data, {"trends": trends}, "groups")
 
 
+async def _names(context: ConsoleContext) -> list[str]:
+    """Return the names of all groups; those of the last sample if a broker does not answer."""
+    newest = context.sampler.newest
+    if newest.missing:
+        return newest.group_names
+    try:
+        async with asyncio.timeout(_NAMES_SECONDS):
+            return await context.admin.agroups()
+    except (TimeoutError, BrokerUnavailable):
+        if newest.at is None:
+            raise
+        return newest.group_names
+
+
 def _as_data(figures: GroupFigures | None) -> dict[str, Any]:
     """Return the figures and the status of a group; all unknown without a sample."""
     found = {name: None if figures is None else getattr(figures, name) for name in _FIGURES}
@@ -52,11 +69,9 @@ async def group(request: web.Request) -> Page:
     """Return one group: its figures, and its queues with their owners."""
     context = request.app[CONTEXT]
     name = request.match_info["group"]
-    progress = await context.admin.agroup_progress(name)
+    progress, dead_letters = await asyncio.gather(context.admin.agroup_progress(name), _dead_letters(context, name))
     sampled = context.sampler.newest.groups.get(name)
-    figures = group_figures(
-        progress, None if sampled is None else sampled.rate_out, await _dead_letters(context, name), context.clock()
-    )
+    figures = group_figures(progress, None if sampled is None else sampled.rate_out, dead_letters, context.clock())
     queues = page_of(
         [
             {"topic": queue.topic, "broker": queue.broker, "queue_id": queue.queue_id, "progress": each}
@@ -93,10 +108,12 @@ async def why(request: web.Request) -> Page:
     return Page("why", f"Why {name} moves or not", data, section="groups")
 
 
-async def _dead_letters(context: ConsoleContext, group: str) -> int:
-    """Return the entries of the dead-letter queue, with those that were redriven or deleted."""
+async def _dead_letters(context: ConsoleContext, group: str) -> int | None:
+    """Return the entries of the dead-letter queue, with those that were redriven or deleted; None: not known."""
     try:
-        stats = await context.admin.atopic_stats(dlq_topic(group))
+        stats = await context.admin.atopic_stats(dlq_topic(group), skip_silent=True)
     except TopicNotFound:
         return 0
+    except BrokerUnavailable:
+        return None
     return sum(queue.max_offset - queue.min_offset for queue in stats.values())

@@ -5,6 +5,7 @@ The list, one topic with its messages, and the form that sends a message.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, Final
 
@@ -51,20 +52,30 @@ async def topic(request: web.Request) -> Page:
     """Return one topic: its queues and a page of its messages."""
     context = request.app[CONTEXT]
     name = request.match_info["topic"]
-    stats = await context.admin.atopic_stats(name)
+    admin = context.admin
+    stats, config, route = await asyncio.gather(
+        admin.atopic_stats(name, skip_silent=True),
+        admin.atopic_config(name, skip_silent=True),
+        admin.atopic_route(name),
+    )
+    not_asked = sorted({each.broker for each in route} - {queue.broker for queue in stats})
     query = request.query
     messages: MessagePage
-    if query.get("queue"):
+    if query.get("queue", "").rpartition(":")[0] in not_asked:
+        messages = MessagePage([], ["the broker of this queue does not answer: its messages cannot be read now"])
+    elif query.get("queue"):
         queue = queue_of(stats, name, query["queue"])
         offset = _whole("offset", query["offset"]) if query.get("offset") else None
-        messages = await queue_messages(context.admin, queue, stats, offset)
+        messages = await queue_messages(admin, queue, stats, offset)
     elif query.get("from"):
         begin = parse_time("from", query["from"])
         end = parse_time("to", query["to"]) if query.get("to") else min(begin + _WINDOW_SECONDS, time.time() + 1)
-        messages = await messages_at(context.admin, name, begin, end)
+        if not_asked:
+            messages = MessagePage([], ["a time is looked up on all brokers of the topic: choose a queue meanwhile"])
+        else:
+            messages = await messages_at(admin, name, begin, end)
     else:
-        messages = await newest_messages(context.admin, name, stats)
-    config = await context.admin.atopic_config(name)
+        messages = await newest_messages(admin, name, stats)
     queues: PageOf[dict[str, Any]] = page_of(
         [
             {
@@ -84,6 +95,7 @@ async def topic(request: web.Request) -> Page:
         "config": config,
         **queues.as_data(),
         "queues": queues.items,
+        "not_asked": not_asked,
         "message_count": sum(each.max_offset - each.min_offset for each in stats.values()),
         "rate_in": context.sampler.history.newest("rate in", name),
         "messages": messages.messages,

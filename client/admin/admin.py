@@ -93,17 +93,20 @@ class Admin(Inspection):
         """`create_topic` for asyncio code."""
         await self._arun(admin_topics.create(self._mq, topic, queues, ordered=ordered, message_type=message_type))
 
-    def topic_config(self, topic: str) -> TopicConfig:
+    def topic_config(self, topic: str, *, skip_silent: bool = False) -> TopicConfig:
         """Return the settings of a topic, as its first broker has them.
+
+        Args:
+            skip_silent: as in `topic_stats`.
 
         Raises:
             TopicNotFound.
         """
-        return self._run(admin_topics.config(self._mq, topic))
+        return self._run(admin_topics.config(self._mq, topic, skip_silent=skip_silent))
 
-    async def atopic_config(self, topic: str) -> TopicConfig:
+    async def atopic_config(self, topic: str, *, skip_silent: bool = False) -> TopicConfig:
         """`topic_config` for asyncio code."""
-        return await self._arun(admin_topics.config(self._mq, topic))
+        return await self._arun(admin_topics.config(self._mq, topic, skip_silent=skip_silent))
 
     def update_topic(
         self,
@@ -177,17 +180,20 @@ class Admin(Inspection):
         """`topics` for asyncio code."""
         return await self._arun(admin_topics.names(self._mq, system=system))
 
-    def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+    def topic_stats(self, topic: str, *, skip_silent: bool = False) -> dict[MessageQueue, QueueStats]:
         """Return the offsets and the last store time of each queue of a topic.
+
+        Args:
+            skip_silent: leave out brokers that do not answer within 2 s, unless no broker does.
 
         Raises:
             TopicNotFound: the topic does not exist.
         """
-        return self._run(admin_topics.stats(self._mq, topic))
+        return self._run(admin_topics.stats(self._mq, topic, skip_silent=skip_silent))
 
-    async def atopic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+    async def atopic_stats(self, topic: str, *, skip_silent: bool = False) -> dict[MessageQueue, QueueStats]:
         """`topic_stats` for asyncio code."""
-        return await self._arun(admin_topics.stats(self._mq, topic))
+        return await self._arun(admin_topics.stats(self._mq, topic, skip_silent=skip_silent))
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -349,8 +355,8 @@ class Admin(Inspection):
             begin, end: store time, inclusive, in whole seconds: seconds since 1970, or datetimes with a time zone.
 
         Raises:
-            BrokerUnavailable: none was found, and a broker of the topic is away. Where some were found, `.not_asked` of
-                the result names such brokers, and a warning is logged.
+            BrokerUnavailable: none was found, and a broker of the topic is away or does not answer. Where some were
+                found, `.not_asked` of the result names such brokers, and a warning is logged.
 
         Returns:
             a list whose `.truncated` says whether there are more; `query_messages` returns all of them.

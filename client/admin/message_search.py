@@ -65,7 +65,7 @@ async def by_key(
     """Return the newest messages with the key, newest first; see `Admin.query_by_key`."""
     arguments.whole("limit", limit, 1)
     found: list[ReceivedMessage] = []
-    search = await _Search.begin(mq, topic, key, begin, end, min(limit + 1, _PAGE))
+    search = await _Search.begin(mq, topic, key, begin, end, min(limit + 1, _PAGE), skip_silent=True)
     truncated = False
     async for message in search.messages():
         if len(found) == limit:
@@ -99,14 +99,25 @@ async def following(found: AsyncIterator[ReceivedMessage]) -> ReceivedMessage | 
 class _Search:
     """A search for the messages of a topic that carry a key, newest first."""
 
-    def __init__(self, mq: Connection, route: TopicRoute, key: str, begin_ms: int, end_ms: int, page: int) -> None:
+    def __init__(
+        self,
+        mq: Connection,
+        route: TopicRoute,
+        key: str,
+        begin_ms: int,
+        end_ms: int,
+        page: int,
+        *,
+        skip_silent: bool,
+    ) -> None:
         self._mq = mq
         self._route = route
         self._key = key
         self._begin_ms = begin_ms
         self._end_ms = end_ms
         self._page = page
-        #: Brokers of the topic that are away.
+        self._skip_silent = skip_silent
+        #: Brokers of the topic that are away; with `skip_silent` also those that did not answer.
         self.away = mq.routes.away(route)
 
     @classmethod
@@ -118,6 +129,8 @@ class _Search:
         begin: float | datetime | None,
         end: float | datetime | None,
         page: int,
+        *,
+        skip_silent: bool = False,
     ) -> Self:
         """Check the arguments and look up the topic's brokers.
 
@@ -125,14 +138,14 @@ class _Search:
         """
         check_topic(topic)
         arguments.text("key", key)
-        return cls(mq, await mq.routes.readable(topic), key, *_window(begin, end), page)
+        return cls(mq, await mq.routes.readable(topic), key, *_window(begin, end), page, skip_silent=skip_silent)
 
     async def messages(self) -> AsyncGenerator[ReceivedMessage]:
         """Iterate over the messages of all available brokers, merged by store time.
 
-        Raise the first error of a broker.
+        Raise the first error of a broker, with `skip_silent` only if it has answered.
         """
-        sources = [self._of_broker(*each) for each in sorted(self._route.addresses.items())]
+        sources = [self._available(*each) for each in sorted(self._route.addresses.items())]
         heads = await asking.gather(sources, following)
         while any(head is not None for head in heads):
             newest = max((each for each in enumerate(heads) if each[1] is not None), key=lambda each: _age(each[1]))[0]
@@ -140,6 +153,15 @@ class _Search:
             assert head is not None
             yield head
             heads[newest] = await following(sources[newest])
+
+    async def _available(self, broker: str, address: str) -> AsyncGenerator[ReceivedMessage]:
+        try:
+            async for message in self._of_broker(broker, address):
+                yield message
+        except BrokerUnavailable:
+            if not self._skip_silent:
+                raise
+            self.away = sorted({*self.away, broker})
 
     async def _of_broker(self, broker: str, address: str) -> AsyncGenerator[ReceivedMessage]:
         """Iterate over one broker's messages.
@@ -193,7 +215,7 @@ def _window(begin: float | datetime | None, end: float | datetime | None) -> tup
 async def all_by_unique_key(mq: Connection, topic: str, unique_key: str) -> FoundMessages[ReceivedMessage]:
     """Return a topic's messages with the unique key, newest first, `_COPIES` per broker at most.
 
-    Raise TopicNotFound, or the first error of a broker.
+    Raise TopicNotFound, or the first error with which a broker answers.
     """
     check_topic(topic)
     arguments.text("unique_key", unique_key)
@@ -201,12 +223,13 @@ async def all_by_unique_key(mq: Connection, topic: str, unique_key: str) -> Foun
     addresses, away = route.addresses, mq.routes.away(route)
     command = partial(wire_query.query_command, topic, unique_key, 0, FAR_FUTURE_MS, _COPIES, unique=True)
     answers = await asking.request_each(mq, addresses, command)
+    silent = {broker for broker, answer in answers.items() if isinstance(answer, BrokerUnavailable)}
     empty = {broker for broker, answer in answers.items() if isinstance(answer, MessageNotFound)}
-    answers = {broker: answer for broker, answer in answers.items() if broker not in empty}
+    answers = {broker: answer for broker, answer in answers.items() if broker not in empty | silent}
     found = [
         ReceivedMessage.from_record(record, broker)
         for broker, answer in asking.require_answers(answers).items()
         for record in wire_query.read_records(answer)
     ]
     found.sort(key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True)
-    return FoundMessages([message for message in found if message.unique_key == unique_key], away)
+    return FoundMessages([message for message in found if message.unique_key == unique_key], sorted({*away, *silent}))

@@ -94,7 +94,9 @@ def table(
     names = checked_columns(columns)
     remaining = None if max_rows is None else arguments.whole("max_rows", max_rows, 0, arguments.MAX_OFFSET)
     spec = ReadSpec(wanted_tags, None, None if columns is None else frozenset(names))
-    found = mq.run(bounds(mq, [topic], {}, RETRY_TIMEOUT_SECONDS))
+    named = [{queue.broker for queue in place} for place in (first, last) if isinstance(place, Mapping)]
+    brokers = frozenset.intersection(*map(frozenset, named)) if named else None
+    found = mq.run(bounds(mq, [topic], {}, RETRY_TIMEOUT_SECONDS, brokers=brokers))
     limits = {
         MessageQueue(topic, broker, queue_id): (each.low, each.high)
         for (_, broker), of_broker in found.items()

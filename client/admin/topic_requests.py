@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Final
 
-from raymq.actors.errors import InvalidInput, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, TopicNotFound
 from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
 from raymq.actors.protocol import MESSAGE_TYPE, PERM_READ, PERM_WRITE, MessageQueue, MessageType
 from raymq.actors.wire.commands import admin_commands as wire_admin
+from raymq.actors.wire.frame import Command
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
 from raymq.client.results import QueueStats, TopicConfig
+
+#: A broker that takes longer is left out where silent brokers are.
+_SILENT_SECONDS: Final = 2.0
 
 
 async def create(
@@ -39,10 +45,36 @@ def checked_type(message_type: str | MessageType | None) -> MessageType | None:
         raise InvalidInput("message_type", limit, message_type) from None
 
 
-async def config(mq: Connection, topic: str) -> TopicConfig:
-    """Return a topic's settings; see `Admin.topic_config`."""
+async def _answers(
+    mq: Connection, topic: str, command: Callable[[], Command], *, skip_silent: bool
+) -> dict[str, Command]:
+    """Return the answers of a topic's brokers, by name.
+
+    With `skip_silent` only of those that answer within `_SILENT_SECONDS`.
+
+    Raises:
+        TopicNotFound, BrokerUnavailable: there is no such topic; a broker does not answer, or with `skip_silent` none.
+    """
     check_topic(topic)
-    answers = await asking.request_topic_brokers(mq, topic, partial(wire_admin.topic_config_command, topic))
+    if not skip_silent:
+        return await asking.request_topic_brokers(mq, topic, command)
+    addresses = (await mq.routes.readable(topic, fresh=True)).addresses
+
+    async def ask(broker: str) -> Command | RayMQError:
+        try:
+            return await mq.pool.request(addresses[broker], command(), _SILENT_SECONDS, eager=True)
+        except RayMQError as error:
+            return error
+
+    answers = dict(zip(sorted(addresses), await asking.gather(sorted(addresses), ask), strict=True))
+    answered = {broker: each for broker, each in answers.items() if not isinstance(each, BrokerUnavailable)}
+    return asking.require_answers(answered or answers)
+
+
+async def config(mq: Connection, topic: str, *, skip_silent: bool = False) -> TopicConfig:
+    """Return a topic's settings; see `Admin.topic_config`."""
+    command = partial(wire_admin.topic_config_command, topic)
+    answers = await _answers(mq, topic, command, skip_silent=arguments.flag("skip_silent", skip_silent))
     _, answer = min(answers.items())
     told = wire_admin.read_topic_settings(answer)
     attributes = told.attributes
@@ -134,10 +166,10 @@ async def names(mq: Connection, *, system: bool) -> list[str]:
     return [topic for topic in topics if not is_system_topic(topic) and topic not in own]
 
 
-async def stats(mq: Connection, topic: str) -> dict[MessageQueue, QueueStats]:
-    """Return the statistics of each queue of a topic, sorted by queue."""
-    check_topic(topic)
-    answers = await asking.request_topic_brokers(mq, topic, partial(wire_admin.topic_stats_command, topic))
+async def stats(mq: Connection, topic: str, *, skip_silent: bool = False) -> dict[MessageQueue, QueueStats]:
+    """Return the statistics of each queue of a topic, sorted by queue; see `Admin.topic_stats`."""
+    command = partial(wire_admin.topic_stats_command, topic)
+    answers = await _answers(mq, topic, command, skip_silent=arguments.flag("skip_silent", skip_silent))
     return {
         queue: QueueStats(low, end, last_ms / 1000)
         for answer in answers.values()

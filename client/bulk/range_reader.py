@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
@@ -252,6 +252,7 @@ async def bounds(
     seconds: float,
     *,
     skip_missing: bool = False,
+    brokers: Collection[str] | None = None,
 ) -> dict[BrokerTopic, TopicBounds]:
     """Return the minimum and maximum offsets of the topics' queues, by topic and broker.
 
@@ -262,21 +263,29 @@ async def bounds(
         epochs: the recovery epochs that the caller has. Their brokers, too, are waited for while they are away.
         seconds: the time to wait for brokers that are away.
         skip_missing: leave out topics that do not exist.
+        brokers: the brokers to ask; None: all.
 
     Raises:
         TopicNotFound, PermissionDenied: an error that a broker returned.
         BrokerUnavailable: a broker did not come back in time.
     """
     names = list(topics)
-    return await retry_while_unavailable(lambda: _bounds(mq, names, epochs, skip_missing=skip_missing), seconds)
+    return await retry_while_unavailable(
+        lambda: _bounds(mq, names, epochs, brokers, skip_missing=skip_missing), seconds
+    )
 
 
 async def _bounds(
-    mq: Connection, topics: list[str], epochs: Mapping[BrokerTopic, int], *, skip_missing: bool
+    mq: Connection,
+    topics: list[str],
+    epochs: Mapping[BrokerTopic, int],
+    brokers: Collection[str] | None,
+    *,
+    skip_missing: bool,
 ) -> dict[BrokerTopic, TopicBounds]:
-    if topics and not epochs and (brokers := await unknown_brokers(mq)):
+    if topics and not epochs and brokers is None and (unknown := await unknown_brokers(mq)):
         reason = "not reachable, and a name server that was just started has no record of its topics"
-        raise BrokerUnavailable(", ".join(brokers), reason, remedy=REMEDY)
+        raise BrokerUnavailable(", ".join(unknown), reason, remedy=REMEDY)
     addresses: dict[BrokerTopic, str] = {}
     away: set[BrokerTopic] = set()
     for topic in topics:
@@ -289,6 +298,9 @@ async def _bounds(
             continue
         addresses |= {(topic, broker): at for broker, at in route.addresses.items()}
         away |= {(topic, each.data.broker) for each in route.away if each.data.perm & PERM_READ}
+    if brokers is not None:
+        addresses = {origin: at for origin, at in addresses.items() if origin[1] in brokers}
+        away = {origin for origin in away if origin[1] in brokers}
     if lacking := (away | epochs.keys()) - addresses.keys():
         known = await masters(mq)
         for origin in lacking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -215,6 +216,51 @@ def test_pages_say_which_broker_is_missing(
     assert {row["broker"] for row in group["queues"] if row["progress"]["lag"] is None} >= {"broker-b"}
     answer = console.get(f"/messages/{on_b.message_id}", Accept="application/json")
     assert (answer.status, bool(answer.json["missing"]), bool(answer.json["remedy"])) == (503, True, True)
+
+
+def freeze(services: Services, broker: str) -> None:
+    """Let a broker take requests and answer none, as a stopped process does."""
+
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(3_600)
+
+    server = services.brokers[broker]._server
+    server.handlers = dict.fromkeys(server.handlers, hang)  # type: ignore[arg-type]
+
+
+def test_pages_of_topics_and_groups_do_without_a_broker_that_hangs(
+    services: Services, mq: Connection, admin: Admin, console: ConsoleClient
+) -> None:
+    with Producer(mq, "p") as producer:
+        sent = [producer.send(Message("t", b"x", keys=["k"])) for _ in range(8)]
+    with PushConsumer(mq, "g", {"t": "*"}, lambda messages: None):
+        poll_until(lambda: "g" in [each["group"] for each in console.get_json("/groups")["groups"]], 20, "the group")
+    poll_until(lambda: console.get_json("/")["groups"] == 1, 20, "the sample")
+    on_a = {each.queue_offset for each in sent if each.queue.broker == "broker-a"}
+    assert admin is not None
+    freeze(services, "broker-b")
+    topic = console.get_json("/topics/t")
+    assert topic["not_asked"] == ["broker-b"]
+    assert {row["broker"] for row in topic["queues"] + topic["messages"]} == {"broker-a"}
+    assert {row["offset"] for row in topic["messages"]} == on_a
+    assert topic["config"]["queues"] == 2
+    for path, note in (("queue=broker-b:0", "does not answer"), ("from=1m", "choose a queue")):
+        found = console.get_json(f"/topics/t?{path}")
+        assert found["messages"] == []
+        assert note in found["notes"][0]
+    by_key = console.get_json("/messages?topic=t&key=k")
+    assert by_key["not_asked"] == ["broker-b"]
+    assert {row["broker"] for row in by_key["messages"]} == {"broker-a"}
+    unique_key = next(each.unique_key for each in sent if each.queue.broker == "broker-a")
+    assert len(console.get_json(f"/messages?topic=t&unique_key={unique_key}")["messages"]) == 1
+    text = console.get("/topics/t").text
+    check(text)
+    assert "Not asked: broker-b." in text
+    assert "at least " in text
+    assert [each["group"] for each in console.get_json("/groups")["groups"]] == ["g"]
+    assert console.get_json("/groups/g")["lag_partly_unknown"]
+    poll_until(lambda: console.get_json("/")["lag_partly_unknown"], 60, "a sample without broker-b")
+    assert console.get_json("/")["error"] is None
 
 
 def test_message_page_shows_the_life_of_a_message(mq: Connection, admin: Admin, console: ConsoleClient) -> None:

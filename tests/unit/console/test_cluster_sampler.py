@@ -24,7 +24,7 @@ class Cluster:
     async def atopics(self, *, system: bool = False) -> list[str]:
         return ["t"]
 
-    async def atopic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+    async def atopic_stats(self, topic: str, *, skip_silent: bool) -> dict[MessageQueue, QueueStats]:
         return {queue: QueueStats(0, 1_000 + self.sent, 1.0) for queue in self.queues()[: 1 if self.away else 2]}
 
     async def agroups(self) -> list[str]:
