@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from raymq.client import InvalidInput, RayMQError
+from raymq.client import InvalidInput, MessageNotFound, RayMQError
 from raymq.console import (
     dead_letter_pages,
     delayed_page,
@@ -25,13 +25,24 @@ from raymq.console import (
 from raymq.console.console_context import CONTEXT, ConsoleContext
 from raymq.console.error_pages import error_page, http_error_page, refusal_page, unexpected_page
 from raymq.console.form_fields import CSRF_FIELD, CSRF_HEADER, read_fields
-from raymq.console.page_rendering import HTMX, ICON, SCRIPT, STYLE, Page, answer, prepare_templates
+from raymq.console.page_rendering import (
+    HTMX,
+    ICON,
+    SCRIPT,
+    STYLE,
+    Page,
+    answer,
+    prepare_templates,
+    wants_json,
+)
+from raymq.console.write_results import WriteResults
 
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PageHandler = Callable[[web.Request], Awaitable[Page]]
 
+_RESULTS: Final = web.AppKey("RESULTS", WriteResults)
 #: The largest request: a message of 4 MiB in a form's encoding.
 _MAX_REQUEST_BYTES: Final = 16 << 20
 _FIRST_SAMPLE_SECONDS: Final = 5.0
@@ -81,6 +92,7 @@ def make_app(context: ConsoleContext) -> web.Application:
     """Return the application; it samples the cluster from its start to its end."""
     app = web.Application(middlewares=[_error_pages, _access_rules], client_max_size=_MAX_REQUEST_BYTES)
     app[CONTEXT] = context
+    app[_RESULTS] = WriteResults()
     app.on_response_prepare.append(_add_headers)
     app.on_shutdown.append(_end_streams)
     app.cleanup_ctx.append(_sampling)
@@ -91,7 +103,10 @@ def make_app(context: ConsoleContext) -> web.Application:
         app.router.add_get(path, _as_response(handler))
     for path, handler in _WRITES.items():
         app.router.add_post(f"{path}.json", _as_response(handler))
-        app.router.add_post(path, _as_response(handler))
+        app.router.add_post(path, _as_write(handler))
+        app.router.add_get(path, _to_parent)
+    app.router.add_get("/done/{key}.json", _as_response(_done))
+    app.router.add_get("/done/{key}", _as_response(_done))
     app.router.add_get("/sign-in", _as_response(sign_in_pages.sign_in_form))
     app.router.add_post("/sign-in", _as_response(sign_in_pages.sign_in))
     app.router.add_post("/sign-out", _as_response(sign_in_pages.sign_out))
@@ -107,6 +122,31 @@ def _as_response(handler: PageHandler) -> Handler:
         return answer(request, await handler(request))
 
     return respond
+
+
+def _as_write(handler: PageHandler) -> Handler:
+    """Answer a form by a redirect to its result, so that nothing is sent again when that is loaded again."""
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        page = await handler(request)
+        if wants_json(request):
+            return answer(request, page)
+        raise web.HTTPSeeOther(page.address or f"/done/{request.app[_RESULTS].keep(page)}")
+
+    return respond
+
+
+async def _done(request: web.Request) -> Page:
+    """Return the result of a write."""
+    page = request.app[_RESULTS].get(request.match_info["key"])
+    if page is None:
+        raise MessageNotFound("this console does not have this result", remedy="it keeps the last ones until it ends")
+    return page
+
+
+async def _to_parent(request: web.Request) -> web.Response:
+    """Lead to the page with the form from the form's own address, which a browser may have kept."""
+    raise web.HTTPSeeOther(request.rel_url.parent)
 
 
 @web.middleware

@@ -10,7 +10,7 @@ from raymq.client import DeadMessage, InvalidInput, MessageNotFound, arguments
 from raymq.console.body_view import preview_body
 from raymq.console.console_context import CONTEXT
 from raymq.console.form_fields import Fields, read_fields
-from raymq.console.page_rendering import Page
+from raymq.console.page_rendering import Page, path_part
 from raymq.console.redrive_jobs import RedriveJob, RedriveRequest
 
 _LISTED: Final = 200
@@ -79,7 +79,14 @@ async def redrive_state(request: web.Request) -> Page:
 
 def _job_page(job: RedriveJob) -> Page:
     data = job.as_data()
-    return Page("redrive", "Redrive", data, {"lists": {name: data[name] for name in data["counts"]}}, "groups")
+    return Page(
+        "redrive",
+        "Redrive",
+        data,
+        {"lists": {name: data[name] for name in data["counts"]}},
+        "groups",
+        address=f"/groups/{path_part(job.request.group)}/redrives/{job.number}",
+    )
 
 
 async def delete(request: web.Request) -> Page:

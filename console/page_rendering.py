@@ -41,6 +41,7 @@ class Page:
         data: the JSON of the page, which the template has, too.
         view: what only the template needs, such as charts.
         section: the entry of the navigation that is marked.
+        address: where a write's result is found by GET; "": it has no page of its own.
     """
 
     template: str
@@ -49,6 +50,7 @@ class Page:
     view: Mapping[str, Any] = field(default_factory=dict)
     section: str = ""
     status: int = 200
+    address: str = ""
 
 
 def wants_json(request: web.Request) -> bool:
@@ -90,7 +92,8 @@ def _frame(request: web.Request, context: ConsoleContext, page: Page) -> dict[st
     return {
         "title": page.title,
         "section": page.section,
-        "here": str(request.rel_url),
+        # The address of a form is no page: the one with the form is above it.
+        "here": str(request.rel_url.parent if request.method == "POST" else request.rel_url),
         "now": context.clock(),
         "csrf": session.csrf if session is not None else "",
         "signed_in": session is not None,

@@ -47,6 +47,12 @@ class ConsoleClient:
         body = urlencode(fields or {}, doseq=True)
         return self._ask("POST", path, body, {"Content-Type": "application/x-www-form-urlencoded", **headers})
 
+    def submit(self, path: str, fields: Mapping[str, Any] | None = None, **headers: str) -> Answer:
+        """Return the page to which a form leads that was taken."""
+        taken = self.post(path, fields, **headers)
+        assert taken.status == 303, taken.text
+        return self.get(taken.headers["Location"])
+
     def post_bytes(self, path: str, body: bytes, headers: Mapping[str, str | bytes]) -> Answer:
         """Return the answer to a body as it is, with exactly these headers."""
         return self._ask("POST", path, body, headers)

@@ -83,7 +83,7 @@ def test_every_write_without_the_token_is_refused(mq: Connection, stranger: Cons
             assert "Enter the token" in answer.text
         answer = stranger.post(f"{path}.json", {"body": "x"}, Accept="application/json")
         assert (answer.status, answer.json["needs_token"]) == (401, True)
-        assert stranger.get(path).status in (404, 405), "a link never writes"
+        assert stranger.get(path).headers["Location"] == path.rpartition("/")[0], "a link never writes"
     assert bodies(mq) == []
 
 
@@ -108,7 +108,7 @@ def test_session_writes_with_its_csrf_token_only(mq: Connection, stranger: Conso
     form = {"body": "hello", "keys": "a b", "tags": "x", "properties": "p=1\n q = 2=3"}
     for wrong in ({}, {"csrf": ""}, {"csrf": csrf + "x"}):
         assert stranger.post("/topics/t/send", {**form, **wrong}, Cookie=cookie).status == 403
-    assert stranger.post("/topics/t/send", {**form, "csrf": csrf}, Cookie=cookie).status == 200
+    assert stranger.post("/topics/t/send", {**form, "csrf": csrf}, Cookie=cookie).status == 303
     (message,) = [Admin(mq).query_by_key("t", "a")[0]]
     assert (message.body, message.keys, message.tags) == (b"hello", ["a", "b"], "x")
     assert message.properties == {"p": "1", "q": "2=3"}
@@ -211,6 +211,27 @@ def test_send_answers_with_the_place_of_the_message(mq: Connection, console: Con
 
 
 @pytest.mark.usefixtures("admin")
+def test_result_of_a_form_has_an_address_of_its_own(mq: Connection, console: ConsoleClient) -> None:
+    taken = console.post("/topics/t/send", {"body": "x"})
+    result = taken.headers["Location"]
+    assert (taken.status, result.partition("/done/")[0]) == (303, "")
+    for _ in range(2):
+        assert "Stored (SEND_OK)" in console.get(result).text
+    assert console.get_json(result)["topic"] == "t"
+    assert bodies(mq) == [b"x"], "to load the result again sends nothing"
+    assert console.get("/done/none").status == 404
+    refused = console.post("/topics/t/send", {"body": ""})
+    assert refused.status == 400
+    assert console.get("/topics/%25DLQ%25g/send").headers["Location"] == "/topics/%25DLQ%25g"
+
+
+@pytest.mark.usefixtures("admin")
+def test_token_that_is_entered_after_a_refused_form_leads_to_its_page(stranger: ConsoleClient) -> None:
+    refused = stranger.post("/topics/t/send", {"body": "x"})
+    assert (refused.status, refused.text.count('/sign-in?next=/topics/t"')) == (401, 2)
+
+
+@pytest.mark.usefixtures("admin")
 def test_redrive_reports_what_it_did(mq: Connection, console: ConsoleClient) -> None:
     letters = make_dead_letters(mq, console, 4)
     path = "/groups/g/dead-letters/redrive"
@@ -225,10 +246,10 @@ def test_redrive_reports_what_it_did(mq: Connection, console: ConsoleClient) -> 
     assert console.get(f"/groups/other/redrives/{done['job']}").status == 404
     every = console.post_json(path, {"all": True})
     assert (every["counts"]["redriven"], every["counts"]["already"]) == (2, 2)
-    form = console.post(path, {"ids": ids, "dry_run": "1"})
+    form = console.submit(path, {"ids": ids, "dry_run": "1"})
     assert "Dry run: nothing was sent" in form.text
     assert console.post(path, {"all": "1", "rate": "fast"}).status == 400
-    assert console.post("/groups/none/dead-letters/redrive", {"all": "1"}).text.count("stopped before its end") == 1
+    assert console.submit("/groups/none/dead-letters/redrive", {"all": "1"}).text.count("stopped before its end") == 1
 
 
 @pytest.mark.usefixtures("admin")
@@ -279,13 +300,13 @@ def test_deletion_asks_first(mq: Connection, console: ConsoleClient) -> None:
     letters = make_dead_letters(mq, console, 3)
     ids = [letter["message_id"] for letter in letters]
     path = "/groups/g/dead-letters/delete"
-    asked = console.post(path, {"ids": ids[:2]})
+    asked = console.submit(path, {"ids": ids[:2]})
     assert "2 dead letters" in asked.text
     assert "Nothing is deleted yet" in asked.text
     assert len(listed(console)) == 3
     assert console.post_json(path, {"ids": ids[:2], "confirm": True})["deleted"] == 2
     assert [letter["message_id"] for letter in listed(console)] == ids[2:]
-    assert "1 deleted of 2 selected" in console.post(path, {"ids": ids[1:], "confirm": "1"}).text
+    assert "1 deleted of 2 selected" in console.submit(path, {"ids": ids[1:], "confirm": "1"}).text
     assert listed(console) == []
 
 
@@ -302,7 +323,7 @@ def test_delayed_messages_are_listed_and_recalled(mq: Connection, console: Conso
     assert timers[1]["recall_handle"] == later.recall_handle
     assert timers[0]["recall_handle"] == sent["recall_handle"]
     assert console.post_json("/delayed/recall", {"handle": later.recall_handle})["status"] == "WITHDRAWN"
-    assert "Withdrawn" in console.post("/delayed/recall", {"handle": later.recall_handle}).text
+    assert "Withdrawn" in console.submit("/delayed/recall", {"handle": later.recall_handle}).text
     assert console.post("/delayed/recall", {"handle": "x"}).status == 404, "no handle, and no message has that id"
     assert console.post("/delayed/recall", {"handle": ""}).status == 400
 
