@@ -11,26 +11,36 @@ from raymq.console.body_view import preview_body
 from raymq.console.console_context import CONTEXT
 from raymq.console.form_fields import Fields, read_fields
 from raymq.console.page_rendering import Page, path_part
+from raymq.console.paging import ITEMS_PER_PAGE, page_number
 from raymq.console.redrive_jobs import RedriveJob, RedriveRequest
 
-_LISTED: Final = 200
+#: The last page of the list; each has to read those before it.
+_LAST_PAGE: Final = 50
 #: An answer waits this long for a redrive; a longer one is shown as running.
 _WAIT_SECONDS: Final = 3.0
 
 
 async def dead_letters(request: web.Request) -> Page:
-    """Return a group's dead letters, the oldest first."""
+    """Return a page of a group's dead letters, the newest first, with `hide=redriven` those not redriven yet."""
     context = request.app[CONTEXT]
     name = request.match_info["group"]
-    found = await context.admin.adlq_list(name, _LISTED)
+    page = min(page_number(request.query.get("page")), _LAST_PAGE)
+    found = await context.admin.adlq_list(name, page * ITEMS_PER_PAGE, newest_first=True)
+    hides_redriven = request.query.get("hide") == "redriven"
+    of_page = found[(page - 1) * ITEMS_PER_PAGE :]
+    shown = [message for message in of_page if not (hides_redriven and message.redriven)]
     data = {
         "group": name,
-        "dead_letters": [_row(message) for message in found],
+        "page": page,
+        "dead_letters": [_row(message) for message in shown],
+        "hides_redriven": hides_redriven,
+        "hidden": len(of_page) - len(shown),
         "truncated": found.truncated,
         "not_asked": found.not_asked,
         "unreadable": found.unreadable,
     }
-    return Page("dead_letters", f"Dead letters of {name}", data, section="groups")
+    view = {"has_more_pages": found.truncated and page < _LAST_PAGE}
+    return Page("dead_letters", f"Dead letters of {name}", data, view, "groups")
 
 
 def _row(message: DeadMessage) -> dict[str, object]:

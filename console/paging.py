@@ -35,10 +35,15 @@ def page_of(items: Sequence[_T], page: str | None) -> PageOf[_T]:
     Raises:
         InvalidInput: the text is no number from 1 on.
     """
+    pages = max(1, -(-len(items) // ITEMS_PER_PAGE))
+    number = min(page_number(page), pages)
+    first = (number - 1) * ITEMS_PER_PAGE
+    return PageOf(list(items[first : first + ITEMS_PER_PAGE]), number, pages, len(items))
+
+
+def page_number(page: str | None) -> int:
+    """Return the number of a page; raise InvalidInput if the text is no number from 1 on."""
     text = page or "1"
     if not text.isdecimal() or not int(text[:9]) > 0:
         raise InvalidInput("page", "a number from 1 on", text)
-    pages = max(1, -(-len(items) // ITEMS_PER_PAGE))
-    number = min(int(text[:9]), pages)
-    first = (number - 1) * ITEMS_PER_PAGE
-    return PageOf(list(items[first : first + ITEMS_PER_PAGE]), number, pages, len(items))
+    return int(text[:9])

@@ -544,23 +544,28 @@ class Admin(Inspection):
 
     # -- dead letters --------------------------------------------------------------------------------------------
 
-    def dlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
+    def dlq_list(self, group: str, limit: int = 1000, *, newest_first: bool = False) -> FoundMessages[DeadMessage]:
         """Return a group's dead letters, the oldest first, at most `limit` over all brokers.
 
         They are ordered by the time at which they entered the dead-letter queue. Entries that are damaged in a broker's
         files are left out: `.unreadable` of the result names them, and they are logged. `.truncated` of the result says
         whether there are more; `dlq_messages` returns all of them.
 
+        Args:
+            newest_first: return the newest ones instead, the newest first.
+
         Raises:
             GroupNotFound: no broker has the group.
             BrokerUnavailable: none was found, and a broker is away. Where some were found, `.not_asked` of the result
                 names such brokers, and a warning is logged.
         """
-        return self._run(dead_letter_requests.first(self._mq, group, limit))
+        return self._run(dead_letter_requests.first(self._mq, group, limit, newest_first=newest_first))
 
-    async def adlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
+    async def adlq_list(
+        self, group: str, limit: int = 1000, *, newest_first: bool = False
+    ) -> FoundMessages[DeadMessage]:
         """`dlq_list` for asyncio code."""
-        return await self._arun(dead_letter_requests.first(self._mq, group, limit))
+        return await self._arun(dead_letter_requests.first(self._mq, group, limit, newest_first=newest_first))
 
     def dlq_messages(self, group: str) -> Iterator[DeadMessage]:
         """Iterate over all dead letters of a group, broker by broker, the oldest first.

@@ -27,6 +27,7 @@ from raymq.actors.wire.commands.dead_letter_commands import (
 )
 from raymq.actors.wire.commands.fetch_commands import Fetched
 from raymq.client import arguments
+from raymq.client.admin import topic_requests
 from raymq.client.admin.group_requests import check_exists
 from raymq.client.connection import Connection
 from raymq.client.consumer_health import SetAside
@@ -35,7 +36,7 @@ from raymq.client.receipt import Receipt
 from raymq.client.requests.broker_requests import ask, retry_while_unavailable
 from raymq.client.requests.fan_out import report_skipped_brokers
 from raymq.client.requests.fetch_request import CHUNK_BYTES, fetch
-from raymq.client.results import FoundMessages
+from raymq.client.results import FoundMessages, QueueStats
 from raymq.storage.errors import StoreCorrupt, WrongType
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
@@ -151,16 +152,60 @@ async def read(
         report_skipped_brokers(f"a dead letter of {group}", away, found=found)
 
 
-async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMessage]:
+async def first(mq: Connection, group: str, limit: int, *, newest_first: bool = False) -> FoundMessages[DeadMessage]:
     """See `Admin.dlq_list`."""
     arguments.whole("limit", limit, 1)
+    arguments.flag("newest_first", newest_first)
     await check_exists(mq, group, dead_letters=True)
     missed = _SkippedEntries()
-    found = [message async for message in read(mq, group, limit + 1, missed)]
+    if newest_first:
+        found = await _newest(mq, group, limit + 1, missed)
+    else:
+        found = [message async for message in read(mq, group, limit + 1, missed)]
     report_skipped_brokers(f"a dead letter of {group}", missed.brokers, found=bool(found))
-    found.sort(key=lambda message: (message.dead_at, message.queue, message.queue_offset))
+    found.sort(key=lambda message: (message.dead_at, message.queue, message.queue_offset), reverse=newest_first)
     listed = await _with_redrives(mq, group, found[:limit])
     return FoundMessages(listed, missed.brokers, missed.entries, truncated=len(found) > limit)
+
+
+async def _newest(mq: Connection, group: str, limit: int, missed: _SkippedEntries) -> list[DeadMessage]:
+    """Return the newest dead letters of each queue, at most `limit` of one, in no particular order."""
+    topic = dlq_topic(group)
+    try:
+        route = await mq.routes.readable(topic, fresh=True)
+    except TopicNotFound:  # the group has no dead letters yet
+        return []
+    stats = await topic_requests.stats(mq, topic, skip_silent=True)
+    silent = route.addresses.keys() - {queue.broker for queue in stats}
+    missed.brokers += sorted({*mq.routes.away(route), *silent})
+    found: list[DeadMessage] = []
+    for queue in sorted(set(route.readable()) & stats.keys()):
+        found += await _last(mq, queue, stats[queue], limit, missed.entries)
+    return found
+
+
+async def _last(
+    mq: Connection, queue: MessageQueue, stats: QueueStats, limit: int, unreadable: list[SetAside]
+) -> list[DeadMessage]:
+    """Return the last `limit` entries of a queue, or fewer; it is read backwards, part by part."""
+    deleted_ranges = await deleted(mq, queue)
+    found: list[DeadMessage] = []
+    damaged: dict[int, SetAside] = {}
+    behind = stats.max_offset
+    while behind > stats.min_offset and len(found) < limit:
+        begin = offset = max(stats.min_offset, behind - min(limit, _PAGE_MESSAGES))
+        part: list[DeadMessage] = []
+        while offset < behind:
+            passed_over: list[SetAside] = []
+            page, offset = await _page(mq, queue, offset, behind - offset, passed_over)
+            damaged |= {each.offset: each for each in passed_over}
+            if not page:
+                break
+            part += [each for each in page if each.queue_offset < behind]
+        found = [each for each in part if not lies_in(deleted_ranges, each.queue_offset)] + found
+        behind = begin
+    unreadable += damaged.values()
+    return found[-limit:]
 
 
 async def _with_redrives(mq: Connection, group: str, letters: list[DeadMessage]) -> list[DeadMessage]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raymq.client import Admin, Connection, InvalidInput, Message, Producer, PullConsumer, PushConsumer, Retry
-from raymq.console import console_app
+from raymq.console import console_app, dead_letter_pages
 from raymq.console.console_server import ConsoleSettings
 from tests.console_client import ConsoleClient
 from tests.console_thread import running_console
@@ -250,6 +250,26 @@ def test_redrive_reports_what_it_did(mq: Connection, console: ConsoleClient) -> 
     assert "Dry run: nothing was sent" in form.text
     assert console.post(path, {"all": "1", "rate": "fast"}).status == 400
     assert console.submit("/groups/none/dead-letters/redrive", {"all": "1"}).text.count("stopped before its end") == 1
+
+
+@pytest.mark.usefixtures("admin")
+def test_dead_letters_are_listed_the_newest_first_in_pages(
+    mq: Connection, console: ConsoleClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = make_dead_letters(mq, console, 5)
+    died = [letter["dead_at"] for letter in letters]
+    assert died == sorted(died, reverse=True)
+    monkeypatch.setattr(dead_letter_pages, "ITEMS_PER_PAGE", 2)
+    path = "/groups/g/dead-letters"
+    pages = [console.get_json(f"{path}?page={page}") for page in (1, 2, 3, 4)]
+    assert [each["dead_letters"] for each in pages] == [letters[:2], letters[2:4], letters[4:], []]
+    assert [each["truncated"] for each in pages] == [True, True, False, False]
+    assert "page=2" in console.get(path).text
+    console.post_json(f"{path}/redrive", {"ids": [letters[0]["message_id"]]})
+    hidden = console.get_json(f"{path}?hide=redriven")
+    assert [each["message_id"] for each in hidden["dead_letters"]] == [letters[1]["message_id"]]
+    assert hidden["hidden"] == 1
+    assert "1 that were redriven are hidden" in console.get(f"{path}?hide=redriven").text
 
 
 @pytest.mark.usefixtures("admin")

@@ -80,6 +80,9 @@ def test_dlq_list_names_original_messages(mq: Connection, admin: Admin, dead_let
         assert original.store_timestamp <= message.dead_at <= time.time()
     assert [message.dead_at for message in dead_letters] == sorted(message.dead_at for message in dead_letters)
     assert ids(admin.dlq_list("g", limit=3)) == ids(dead_letters)[:3]
+    assert ids(admin.dlq_list("g", newest_first=True)) == ids(dead_letters)[::-1]
+    newest = admin.dlq_list("g", limit=3, newest_first=True)
+    assert (ids(newest), newest.truncated) == (ids(dead_letters)[:-4:-1], len(dead_letters) > 3)
     assert sorted(ids(list(admin.dlq_messages("g")))) == sorted(ids(dead_letters))
 
 
@@ -92,6 +95,10 @@ def test_damaged_dead_letter_is_skipped_alone(
     flip_byte(log, body.physical_offset + OFFSET_BODY)
     flip_byte(log, around.physical_offset + OFFSET_BODY - 1)  # the body's length
     sound = [message for message in dead_letters if message not in (body, around)]
+    newest = admin.dlq_list("g", newest_first=True)
+    assert ids(newest) == ids(sound)[::-1]
+    assert {entry.offset for entry in newest.unreadable} == {body.queue_offset, around.queue_offset}
+    assert ids(admin.dlq_list("g", limit=2, newest_first=True)) == ids(sound)[:-3:-1]
     found = admin.dlq_list("g")
     assert ids(found) == ids(sound)
     assert [(entry.queue, entry.offset) for entry in found.unreadable] == [
