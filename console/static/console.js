@@ -85,7 +85,9 @@
   const tailSwitch = document.getElementById("tail-switch");
   const shown = 200;
   let tail = null;
-  let left = { too_fast: 0, missing: 0, old: 0, all: 0 };
+  let isTailing = false;
+  let held = [];
+  let left = { too_fast: 0, missing: 0, old: 0, all: 0, breaks: 0 };
 
   function cell(label, ...content) {
     const made = document.createElement("td");
@@ -117,45 +119,89 @@
     return row;
   }
 
+  const tailBox = document.getElementById("tail-box");
+  const tailLine = (text) => { document.getElementById("tail-state").textContent = text; };
+
   function tailState(word) {
     const parts = [`${word}: ${left.all} messages came`];
+    if (held.length) parts.push(`${held.length} of them are held back while the pointer is over the table`);
     if (left.too_fast) parts.push(`${left.too_fast} skipped, they came faster than this page shows them`);
     if (left.missing) parts.push(`${left.missing} missing at the brokers (expired or damaged)`);
+    if (left.breaks) parts.push("those that arrived while this tab was hidden were missed");
     if (left.old) parts.push(`the last ${shown} are kept here`);
-    document.getElementById("tail-state").textContent = parts.join("; ") + ".";
+    tailLine(parts.join("; ") + ".");
   }
 
-  function startTail() {
-    left = { too_fast: 0, missing: 0, old: 0, all: 0 };
-    document.getElementById("tail-box").hidden = false;
+  // Rows that move cannot be clicked: new ones wait while the pointer is over the table.
+  function showHeld() {
+    const rows = document.getElementById("tail-rows");
+    for (const message of held) rows.prepend(tailRow(message));
+    held = [];
+    while (rows.rows.length > shown) { rows.deleteRow(-1); left.old += 1; }
+  }
+
+  function openTail() {
     tail = new EventSource(tailSwitch.dataset.url);
     tail.onopen = () => tailState("Following");
-    tail.onerror = () => { tailState("The connection broke; messages were missed"); stopTail(false); };
-    tail.addEventListener("failed", (event) => { stopTail(false); document.getElementById("tail-state").textContent = JSON.parse(event.data).error; });
+    tail.onerror = () => {
+      stopTail();
+      tailLine(`The connection broke after ${left.all} messages; those that arrived since were missed.`);
+    };
+    tail.addEventListener("failed", (event) => { stopTail(); tailLine(JSON.parse(event.data).error); });
     tail.addEventListener("messages", (event) => {
       const batch = JSON.parse(event.data);
-      const rows = document.getElementById("tail-rows");
-      for (const message of batch.messages) rows.prepend(tailRow(message));
-      while (rows.rows.length > shown) { rows.deleteRow(-1); left.old += 1; }
+      held.push(...batch.messages);
+      left.old += Math.max(0, held.length - shown);
+      held = held.slice(-shown);
       left.all += batch.messages.length + batch.too_fast;
       left.too_fast += batch.too_fast;
       left.missing += batch.missing;
+      if (!tailBox.matches(":hover")) showHeld();
       tailState("Following");
     });
-    tailSwitch.textContent = "Stop";
   }
 
-  function stopTail(says) {
-    tail.close();
+  function startTail() {
+    left = { too_fast: 0, missing: 0, old: 0, all: 0, breaks: 0 };
+    tailBox.hidden = false;
+    tailSwitch.textContent = "Stop";
+    openTail();
+  }
+
+  function closeTail() {
+    if (tail) tail.close();
     tail = null;
+    showHeld();
+  }
+
+  function stopTail() {
+    isTailing = false;
+    closeTail();
     tailSwitch.textContent = "Follow new messages";
-    if (says) tailState("Stopped");
   }
 
   if (tailSwitch) {
     tailSwitch.hidden = false;
-    tailSwitch.addEventListener("click", () => (tail ? stopTail(true) : startTail()));
-    window.addEventListener("pagehide", () => tail && stopTail(true));
+    tailSwitch.addEventListener("click", () => {
+      isTailing = !isTailing;
+      if (isTailing) {
+        startTail();
+      } else {
+        stopTail();
+        tailState("Stopped");
+      }
+    });
+    tailBox.addEventListener("mouseleave", () => { showHeld(); if (tail) tailState("Following"); });
+    document.addEventListener("visibilitychange", () => {
+      if (!isTailing) return;
+      if (document.hidden && tail) {
+        closeTail();
+        left.breaks += 1;
+      } else if (!document.hidden && !tail) {
+        openTail();
+      }
+    });
+    window.addEventListener("pagehide", () => { if (tail) { stopTail(); tailState("Stopped"); } });
   }
 
   // The page of a redrive asks for its state until it is done.

@@ -26,6 +26,13 @@ if CHROMIUM is None:
 Page = playwright_api.Page
 PHONE = {"width": 360, "height": 740}
 
+#: Lets a test hide a tab, as its browser does with those behind another one; it begins hidden.
+HIDEABLE = """Object.defineProperties(document, {
+    hidden: {get: () => !window.isShown},
+    visibilityState: {get: () => window.isShown ? "visible" : "hidden"},
+});"""
+SHOW = "shown => { window.isShown = shown; document.dispatchEvent(new Event('visibilitychange')); }"
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[playwright_api.Browser]:
@@ -187,6 +194,52 @@ def test_live_tail_shows_new_messages(console: Console) -> None:
     console.check_complaints()
 
 
+def follow(console: Console, page: Page) -> None:
+    """Follow the orders until a row is there."""
+    page.goto(console.url + "topics/orders")
+    page.get_by_role("button", name="Follow new messages").click()
+    page.get_by_text("Following:").wait_for()
+    poll_until(lambda: more_arrives(console, page, 0), 15, "a message of the tail")
+
+
+def more_arrives(console: Console, page: Page, rows: int) -> bool:
+    """Send an order, and return whether the tail has more rows than before."""
+    console.shop.trade(1)
+    page.wait_for_timeout(100)
+    return bool(page.locator("#tail-rows tr").count() > rows)
+
+
+def test_live_tail_holds_its_rows_under_the_pointer(console: Console) -> None:
+    page = console.page()
+    follow(console, page)
+    page.locator("#tail-rows tr").first.hover()
+    rows = page.locator("#tail-rows tr").count()
+
+    def is_held() -> bool:
+        return more_arrives(console, page, rows) or "held back" in page.locator("#tail-state").inner_text()
+
+    poll_until(is_held, 15, "a message that is held back")
+    assert page.locator("#tail-rows tr").count() == rows
+    page.get_by_role("heading", name="Live tail").hover()
+    poll_until(lambda: page.locator("#tail-rows tr").count() > rows, 10, "its row")
+    assert "held back" not in page.locator("#tail-state").inner_text()
+    console.check_complaints()
+
+
+def test_live_tail_of_a_hidden_tab_pauses_and_says_so(console: Console) -> None:
+    page = console.page()
+    page.context.add_init_script(HIDEABLE)
+    follow(console, page)
+    rows = page.locator("#tail-rows tr").count()
+    page.evaluate(SHOW, False)
+    console.shop.trade(3)
+    page.evaluate(SHOW, True)
+    page.get_by_text("while this tab was hidden were missed").wait_for()
+    poll_until(lambda: more_arrives(console, page, rows), 15, "a message after the break")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped:").wait_for()
+
+
 def test_live_figures_can_be_paused(console: Console) -> None:
     page = console.page()
     switch = page.get_by_role("button", name="Live")
@@ -194,14 +247,6 @@ def test_live_figures_can_be_paused(console: Console) -> None:
     switch.click()
     assert page.get_by_role("button", name="Paused").get_attribute("aria-pressed") == "false"
     console.check_complaints()
-
-
-#: Lets a test hide a tab, as its browser does with those behind another one; it begins hidden.
-HIDEABLE = """Object.defineProperties(document, {
-    hidden: {get: () => !window.isShown},
-    visibilityState: {get: () => window.isShown ? "visible" : "hidden"},
-});"""
-SHOW = "shown => { window.isShown = shown; document.dispatchEvent(new Event('visibilitychange')); }"
 
 
 def test_hidden_tabs_hold_no_connection(console: Console) -> None:
