@@ -18,6 +18,8 @@ SPANS: Final = (
     *(3_600.0, 7_200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0, 432_000.0),
     *(864_000.0, 1_728_000.0, 4_320_000.0, 8_640_000.0),
 )
+#: The distances of ticks of a count below 10: half a message does not exist.
+COUNTS: Final = (1.0, 2.0, 5.0)
 
 
 def cluster_charts(history: FigureHistory, now: float) -> list[Markup]:
@@ -27,7 +29,7 @@ def cluster_charts(history: FigureHistory, now: float) -> list[Markup]:
     disks = [ChartLine(name[1], history.points(*name)) for name in history.names("disk")]
     return [
         line_chart("Messages per second", rates, now, _rate),
-        line_chart("Lag of all groups, messages", lag, now, _messages, tick=_count),
+        line_chart("Lag of all groups, messages", lag, now, _messages, tick=_count, steps=COUNTS),
         _age_chart(history.points("age"), now),
         line_chart("Disk used", disks, now, _percent, top=1.0),
     ]
@@ -41,7 +43,9 @@ def topic_charts(history: FigureHistory, topic: str, now: float) -> list[Markup]
 def group_charts(history: FigureHistory, group: str, now: float) -> list[Markup]:
     """Return the charts of a group: lag, its age, and the rate at which it commits."""
     return [
-        line_chart("Lag, messages", [ChartLine("lag", history.points("lag", group))], now, _messages, tick=_count),
+        line_chart(
+            "Lag, messages", [ChartLine("lag", history.points("lag", group))], now, _messages, tick=_count, steps=COUNTS
+        ),
         _age_chart(history.points("age", group), now),
         line_chart("Finished per second", [ChartLine("out", history.points("rate out", group))], now, _rate),
     ]

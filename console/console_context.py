@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,6 +30,8 @@ class ConsoleContext:
     clock: Callable[[], float]
     cookie: str
     jobs: RedriveJobs = field(default_factory=RedriveJobs)
+    #: The handles of the messages that were recalled here, which brokers list until their time.
+    recalled: deque[str] = field(default_factory=lambda: deque(maxlen=1_000))
     #: The number of open event streams, which is limited.
     streams: int = 0
     #: Set when the console ends, so that event streams end.

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from raymq.client import DelayedMessage, InvalidInput
+from raymq.client import DelayedMessage, InvalidInput, RecallStatus
 from raymq.console.body_view import preview_body
 from raymq.console.console_context import CONTEXT
 from raymq.console.form_fields import read_fields
@@ -20,9 +20,10 @@ async def delayed(request: web.Request) -> Page:
 
     Retries that wait are among them.
     """
-    found = await request.app[CONTEXT].admin.adelayed_messages(limit=_SHOWN)
+    context = request.app[CONTEXT]
+    found = await context.admin.adelayed_messages(limit=_SHOWN)
     data = {
-        "delayed": [_row(each) for each in found],
+        "delayed": [{**_row(each), "recalled": each.recall_handle in context.recalled} for each in found],
         "truncated": found.truncated,
         "not_asked": list(found.not_asked),
     }
@@ -53,4 +54,6 @@ async def recall(request: web.Request) -> Page:
     if not handle:
         raise InvalidInput("handle", "the recall handle of a delayed message", "nothing")
     status = await context.admin.arecall(handle)
+    if status is RecallStatus.WITHDRAWN:
+        context.recalled.append(handle)
     return Page("recalled", "Recall", {"handle": handle, "status": status.value}, section="delayed")

@@ -33,13 +33,14 @@ async def topic_list(request: web.Request) -> Page:
     names = [name for name in await context.admin.atopics(system=system) if wanted.lower() in name.lower()]
     page = page_of(names, request.query.get("page"))
     figures = context.sampler.newest.topics
+    sampled = set(await context.admin.atopics()) if system else set(names)
     data = {
         "filter": wanted,
         "system": system,
         **page.as_data(),
         "topics": [{"topic": name, **_figures(figures.get(name))} for name in page.items],
     }
-    return Page("topics", "Topics", data, section="topics")
+    return Page("topics", "Topics", data, {"sampled": sampled}, "topics")
 
 
 def _figures(figures: TopicFigures | None) -> dict[str, Any]:
@@ -76,6 +77,8 @@ async def topic(request: web.Request) -> Page:
             messages = await messages_at(admin, name, begin, end)
     else:
         messages = await newest_messages(admin, name, stats)
+        if query.get("offset"):
+            messages.notes.append("an offset is one of a queue: choose the queue, too; these are the newest of all")
     queues: PageOf[dict[str, Any]] = page_of(
         [
             {

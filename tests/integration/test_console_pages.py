@@ -141,6 +141,11 @@ def test_figures_of_pages_are_those_of_the_admin_client(mq: Connection, console:
     window = console.get_json(f"/topics/t?from={sent and time.time() - 60}&to={time.time() + 1}")
     assert len(window["messages"]) == 25
     assert window["notes"] == ["the first 25 of 40 messages"]
+    assert "choose the queue" in console.get_json("/topics/t?offset=5")["notes"][0]
+    with PushConsumer(mq, "pops", {"t": "*"}, lambda _: ConsumeResult.SUCCESS, mode="pop"):
+        poll_until(lambda: "members that pop share all queues" in console.get("/groups/pops").text, 20, "the group")
+    system = console.get("/topics?system=1").text
+    assert "not sampled: open it for its figures" in system
     message = console.get_json(f"/messages/{sent[7].message_id}")
     assert (message["body"]["text"], message["offset"]) == ("m7", sent[7].queue_offset)
     assert console.get_json(f"/messages?topic=t&unique_key={sent[7].unique_key}")["messages"][0]["keys"] == ["k7"]

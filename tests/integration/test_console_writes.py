@@ -343,6 +343,9 @@ def test_delayed_messages_are_listed_and_recalled(mq: Connection, console: Conso
     assert timers[1]["recall_handle"] == later.recall_handle
     assert timers[0]["recall_handle"] == sent["recall_handle"]
     assert console.post_json("/delayed/recall", {"handle": later.recall_handle})["status"] == "WITHDRAWN"
+    after = {row["preview"]: row["recalled"] for row in console.get_json("/delayed")["delayed"]}
+    assert after.pop("later", True), "it has no button any more, if it is still listed"
+    assert not any(after.values())
     assert "Withdrawn" in console.submit("/delayed/recall", {"handle": later.recall_handle}).text
     assert console.post("/delayed/recall", {"handle": "x"}).status == 404, "no handle, and no message has that id"
     assert console.post("/delayed/recall", {"handle": ""}).status == 400

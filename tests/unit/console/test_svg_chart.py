@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from raymq.client.timestamps import format_duration
-from raymq.console.cluster_charts import SPANS, span_text
+from raymq.console.cluster_charts import COUNTS, SPANS, span_text
 from raymq.console.svg_chart import ChartLine, axis_ticks, line_chart, trend_line
 
 NOW = 10_000.0
@@ -44,6 +44,14 @@ def test_axis_has_round_ticks_that_cover_the_values(highest: float, ticks: list[
 )
 def test_axis_of_times_has_whole_units(highest: float, ticks: list[float]) -> None:
     assert axis_ticks(highest, (1.0, 10.0, 30.0, 60.0)) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize("highest", [1, 2, 3, 7, 10, 11, 20, 25, 37, 99, 101, 1_234])
+def test_ticks_of_counts_are_whole_numbers(highest: int) -> None:
+    ticks = axis_ticks(highest, COUNTS)
+    assert all(tick == int(tick) for tick in ticks)
+    assert ticks[-1] >= highest
+    assert len(ticks) <= 6
 
 
 @pytest.mark.parametrize(
