@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ class RedriveJob:
         state: "running", "done" or "failed".
         result: what was done. After a failure: what a dry run found then; `redriven` are then those that are still to
             do. None: nothing is known.
+        handled: how many of `total` dead letters were sent, or found to be redriven; None: the search for them runs.
     """
 
     number: int
@@ -48,6 +49,12 @@ class RedriveJob:
     state: str = "running"
     result: RedriveResult | None = None
     error: str = ""
+    handled: int | None = None
+    total: int | None = None
+
+    def show_progress(self, handled: int, total: int) -> None:
+        """Keep how many were handled, of how many."""
+        self.handled, self.total = handled, total
 
     def as_data(self) -> dict[str, Any]:
         """Return the job for a page and its JSON."""
@@ -71,6 +78,8 @@ class RedriveJob:
             "rate": self.request.rate,
             "selected": None if self.request.ids is None else len(self.request.ids),
             "started_at": self.started_at,
+            "handled": self.handled,
+            "total": self.total,
             "error": self.error,
             "counts": {name: len(found) for name, found in outcomes.items()},
             **{name: found[:_LISTED] for name, found in outcomes.items()},
@@ -131,7 +140,9 @@ class RedriveJobs:
     async def _run(self, admin: Admin, job: RedriveJob) -> None:
         wanted = job.request
         try:
-            job.result = await _redrive(admin, wanted, wanted.rate, dry_run=wanted.dry_run)
+            job.result = await admin.adlq_redrive(
+                wanted.group, wanted.ids, wanted.rate, wanted.dry_run, force=wanted.force, progress=job.show_progress
+            )
             job.state = "done"
         except RayMQError as error:
             job.error = str(error)
@@ -141,10 +152,6 @@ class RedriveJobs:
         except BaseException as error:
             job.error, job.state = f"interrupted: {error!r}", "failed"
             raise
-
-
-def _redrive(admin: Admin, wanted: RedriveRequest, rate: float | None, *, dry_run: bool) -> Awaitable[RedriveResult]:
-    return admin.adlq_redrive(wanted.group, wanted.ids, rate, dry_run, force=wanted.force)
 
 
 async def _left(admin: Admin, wanted: RedriveRequest) -> RedriveResult | None:

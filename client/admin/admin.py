@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -619,6 +619,7 @@ class Admin(Inspection):
         dry_run: bool = False,
         *,
         force: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> RedriveResult:
         """Redrive dead letters: deliver them once more to their group, and to no other group.
 
@@ -629,13 +630,16 @@ class Admin(Inspection):
             rate: the maximum number of messages per second; None: no limit.
             dry_run: report what would be redriven, and change nothing.
             force: redrive also those that were redriven before.
+            progress: called with how many were handled, of how many; on the connection's thread, so it must not block.
 
         Raises:
             GroupNotFound: no broker has the group.
             BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. When the call
                 is repeated, `already` of the result lists what was redriven before.
         """
-        return self._run(dead_letter_requests.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
+        return self._run(
+            dead_letter_requests.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force, progress=progress)
+        )
 
     async def adlq_redrive(
         self,
@@ -645,9 +649,12 @@ class Admin(Inspection):
         dry_run: bool = False,
         *,
         force: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> RedriveResult:
         """`dlq_redrive` for asyncio code."""
-        return await self._arun(dead_letter_requests.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
+        return await self._arun(
+            dead_letter_requests.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force, progress=progress)
+        )
 
     # -- the cluster ---------------------------------------------------------------------------------------------
 

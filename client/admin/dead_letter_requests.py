@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 from uuid import uuid4
@@ -328,7 +328,14 @@ async def _part(mq: Connection, queue: MessageQueue, offset: int, most: int) -> 
 
 
 async def redrive(
-    mq: Connection, group: str, ids: Iterable[str] | None, rate: float | None, *, dry_run: bool, force: bool
+    mq: Connection,
+    group: str,
+    ids: Iterable[str] | None,
+    rate: float | None,
+    *,
+    dry_run: bool,
+    force: bool,
+    progress: Callable[[int, int], None] | None = None,
 ) -> RedriveResult:
     """Redrive dead letters; see `Admin.dlq_redrive`.
 
@@ -349,6 +356,7 @@ async def redrive(
             entry = _Entry(message.message_id, message.queue, message.queue_offset, message.dead_at, traced)
             entries[message.message_id] = entry
     report_skipped_brokers(f"a selected dead letter of {group}", missed.brokers, found=bool(entries))
+    handled = 0
     at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
     for broker in sorted({entry.queue.broker for entry in entries.values()}):
         of_broker = [entry for entry in entries.values() if entry.queue.broker == broker]
@@ -357,6 +365,9 @@ async def redrive(
             began_ns = time.time_ns()
             statuses = await _redrive_part(mq, group, part, force=force, dry_run=dry_run)
             outcome |= {entry.message_id: word for entry, word in zip(part, statuses, strict=True)}
+            handled += len(part)
+            if progress is not None:
+                progress(handled, len(entries))
             if mq.tracer is not None and not dry_run:
                 for entry, status in zip(part, statuses, strict=True):
                     if entry.traced is not None and status is RedriveStatus.REDRIVEN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -275,10 +276,14 @@ def test_dead_letters_are_listed_the_newest_first_in_pages(
 @pytest.mark.usefixtures("admin")
 def test_slow_redrive_runs_on_and_shows_its_state(mq: Connection, console: ConsoleClient) -> None:
     make_dead_letters(mq, console, 6)
-    begun = console.post_json("/groups/g/dead-letters/redrive", {"all": True, "rate": 1})
+    begun = console.post_json("/groups/g/dead-letters/redrive", {"all": True, "rate": 0.2})
     assert (begun["state"], begun["counts"]) == ("running", {})
-    page = console.get(f"/groups/g/redrives/{begun['job']}").text
+    path = f"/groups/g/redrives/{begun['job']}"
+    poll_until(lambda: console.get_json(path)["total"] == 6, 20, "the number of dead letters")
+    assert console.get_json(path)["handled"] in range(1, 6)
+    page = console.get(path).text
     assert "Running" in page
+    assert re.search("[1-5] of 6 done", page)
     assert 'hx-trigger="every 1s"' in page
 
 
