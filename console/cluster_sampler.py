@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from raymq.actors.naming import DLQ_PREFIX, dlq_topic
@@ -167,7 +167,7 @@ class ClusterSampler:
         own = await self._admin.atopics()
         newest.topic_names = own
         newest.topics = {name: figures for name, figures in newest.topics.items() if name in set(own)}
-        await _each(self._topics_turn.next(own), self._sample_topic)
+        await _each(self._topics_turn.next(own), self._sample_topic, self._keep_topic)
 
     async def _sample_topic(self, topic: str) -> None:
         stats = await self._admin.atopic_stats(topic, skip_silent=True)
@@ -182,12 +182,18 @@ class ClusterSampler:
         )
         self.history.add(("rate in", topic), at, rate)
 
+    def _keep_topic(self, topic: str) -> None:
+        """Keep what was known of a topic that does not answer, without its rate."""
+        known = self.newest.topics.get(topic)
+        if known is not None:
+            self.newest.topics[topic] = replace(known, rate_in=None)
+
     async def _sample_groups(self, newest: ClusterSample) -> None:
         with contextlib.suppress(BrokerUnavailable):  # The names of the sample before are as good.
             newest.group_names = await self._admin.agroups()
         known = set(newest.group_names)
         newest.groups = {name: figures for name, figures in newest.groups.items() if name in known}
-        await _each(self._groups_turn.next(newest.group_names), self._sample_group)
+        await _each(self._groups_turn.next(newest.group_names), self._sample_group, self._keep_group)
 
     async def _sample_group(self, group: str) -> None:
         progress = await self._admin.agroup_progress(group)
@@ -202,6 +208,21 @@ class ClusterSampler:
         lag = figures.lag if figures.is_complete else None  # a gap, not a step down
         for name, value in (("lag", lag), ("age", figures.oldest_age), ("rate out", figures.rate_out)):
             self.history.add((name, group), at, value)
+
+    def _keep_group(self, group: str) -> None:
+        """Keep what was known of a group that does not answer, without what moves."""
+        known = self.newest.groups.get(group)
+        if known is not None:
+            self.newest.groups[group] = replace(
+                known,
+                lag=None,
+                lag_partly_unknown=False,
+                is_complete=False,
+                in_flight=None,
+                ready=None,
+                oldest_age=None,
+                rate_out=None,
+            )
 
     def _rate(self, kind: str, name: str) -> CounterRate:
         return self._rates.setdefault((kind, name), CounterRate())
@@ -265,13 +286,15 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-async def _each(names: list[str], sample: Callable[[str], Awaitable[None]]) -> None:
-    """Sample each name, some at a time; one that fails keeps its old figures."""
+async def _each(names: list[str], sample: Callable[[str], Awaitable[None]], fail: Callable[[str], None]) -> None:
+    """Sample each name, some at a time; call `fail` with one that cannot be sampled."""
     turn = asyncio.Semaphore(_AT_ONCE)
 
     async def one(name: str) -> None:
         async with turn:
-            with contextlib.suppress(RayMQError):
+            try:
                 await sample(name)
+            except RayMQError:
+                fail(name)
 
     await asyncio.gather(*(one(name) for name in names))
