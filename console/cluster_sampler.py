@@ -81,7 +81,7 @@ class ClusterSample:
 
     Attributes:
         error: why the last sample failed; None: it did not.
-        missing: the brokers that did not answer.
+        missing: the broker groups whose master did not answer.
         lag: the sum over the groups whose lag is known; with `lag_partly_unknown` it is a lower bound.
     """
 
@@ -159,7 +159,9 @@ class ClusterSampler:
         except BaseException:
             newest.cluster = None  # If no name server answers, nothing is known.
             raise
-        newest.missing = sorted({broker.name for broker in newest.cluster.brokers if broker.state == "unreachable"})
+        brokers = newest.cluster.brokers
+        served = {each.name for each in brokers if each.role == "master" and each.state != "unreachable"}
+        newest.missing = sorted({each.name for each in brokers if each.state == "unreachable"} - served)
 
     async def _sample_topics(self, newest: ClusterSample) -> None:
         names = await self._admin.atopics(system=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from raymq.actors.protocol import BrokerInfo
 from raymq.client import BrokerUnavailable, MessageQueue
 from raymq.client.results import ClusterInfo, GroupProgress, QueueProgress, QueueStats, SchedulerInfo
 from raymq.console.cluster_sampler import ClusterSampler
@@ -15,6 +16,7 @@ class Cluster:
     away = False
     fails = False
     sent = 0
+    brokers: tuple[BrokerInfo, ...] = ()
 
     def queues(self) -> list[MessageQueue]:
         return [MessageQueue("t", broker, 0) for broker in ("broker-a", "broker-b")]
@@ -24,7 +26,7 @@ class Cluster:
             raise BrokerUnavailable("broker-a", "it does not answer")
 
     async def acluster_info(self) -> ClusterInfo:
-        return ClusterInfo([], [], SchedulerInfo(None, None), [])
+        return ClusterInfo(list(self.brokers), [], SchedulerInfo(None, None), [])
 
     async def atopics(self, *, system: bool = False) -> list[str]:
         return ["t"]
@@ -77,3 +79,19 @@ def test_rates_and_lag_of_what_does_not_answer_are_unknown() -> None:
     assert (sampler.newest.lag, sampler.newest.lag_partly_unknown) == (None, False)
     for name in ("rate in", "rate out", "lag", "age"):
         assert [value is None for _, value in sampler.history.points(name)][1:] == [False, True], name
+
+
+def broker(name: str, replica: int, role: str, state: str) -> BrokerInfo:
+    return BrokerInfo(name, replica, role, state, 1, "h:1", 7, "", "", 0.1)
+
+
+def test_group_with_a_lost_replica_is_reachable() -> None:
+    cluster = Cluster()
+    cluster.brokers = (
+        broker("a", 0, "master", "running"),
+        broker("a", 1, "replica", "unreachable"),
+        broker("b", 0, "master", "unreachable"),
+    )
+    sampler = ClusterSampler(cluster, lambda: 5.0)  # type: ignore[arg-type]
+    asyncio.run(sampler.sample())
+    assert sampler.newest.missing == ["b"]
