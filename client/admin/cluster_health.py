@@ -89,7 +89,9 @@ def readiness(
         expected: how many broker groups there have to be; None: those that are known.
     """
     answered = {address: view for address, view in views.items() if view is not None}
-    groups = sorted({each.name for each in info.brokers}.union(*(view.brokers for view in answered.values())))
+    there = {each.name for each in info.brokers if each.state != "unreachable"}
+    registered = there.union(*(view.brokers for view in answered.values()))
+    groups = sorted(registered | {each.name for each in info.brokers})
     serving = {each.name for each in info.brokers if each.role == "master" and each.state == "running"}
     checks = [
         HealthCheck(f"broker group {name}", name in serving, f"{'a' if name in serving else 'no'} master serves")
@@ -97,7 +99,8 @@ def readiness(
     ]
     if expected is not None or not groups:
         least = expected or 1
-        checks.append(HealthCheck("broker groups", len(groups) >= least, f"{len(groups)} of {least} are registered"))
+        found = f"{len(registered)} of {least} are registered"
+        checks.append(HealthCheck("broker groups", len(registered) >= least, found))
     checks += [
         HealthCheck(f"routes of name server {address}", not lacking, _lacking(lacking))
         for address, lacking in ((address, sorted(serving - view.masters.keys())) for address, view in answered.items())

@@ -55,10 +55,14 @@ def test_health_of_a_cluster(shell: Shell, mq: Connection, admin: Admin, service
     code, found = health(mq, "--ready", "--brokers", "2")
     assert (code, found["ok"]) == (1, False)
     assert {"check": "broker groups", "ok": False, "found": "1 of 2 are registered"} in found["checks"]
-    assert health(mq, "--ready")[0] == 0
+    code, found = health(mq, "--ready")
+    assert code == 1
+    assert {"check": "broker group broker-b", "ok": False, "found": "no master serves"} in found["checks"]
     code, found = health(mq)
     assert code == 1
     assert {"check": "broker broker-b replica 0", "ok": False, "found": "unreachable"} in found["checks"]
+    admin.forget_broker("broker-b")
+    assert health(mq)[0] == health(mq, "--ready")[0] == 0
     assert shell.exit_code("health", "--brokers", "2") == 2
 
 

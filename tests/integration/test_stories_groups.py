@@ -127,10 +127,10 @@ def test_poison_message_is_found_and_redriven(
         cookie, csrf = console.sign_in(token_file.read_text().strip())
         form = {"csrf": csrf, "ids": poison}
         path = "/groups/g/dead-letters/redrive"
-        assert "nothing was sent" in console.post(path, {**form, "dry_run": "1"}, Cookie=cookie).text
+        assert "nothing was sent" in console.submit(path, {**form, "dry_run": "1"}, Cookie=cookie).text
         assert console.post(path, {"ids": poison}, Cookie=cookie).status == 403
         repaired.set()
-        assert console.post(path, form, Cookie=cookie).status == 200
+        assert console.submit(path, form, Cookie=cookie).status == 200
         poll_until(lambda: b"twelve" in billed, 20)
     assert console.get_json("/groups/g/dead-letters")["dead_letters"][0]["redriven"] is True
     assert shell.json("dlq", "list", "g")[0]["redriven"] is True
