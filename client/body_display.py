@@ -117,7 +117,7 @@ def _recognized(body: bytes) -> Format | None:
 
 
 def _json(body: bytes, indent: int | None) -> DisplayedBody:
-    """Show JSON with other blanks; its values are not decoded, so that numbers stay as they are."""
+    """Show JSON with other blanks, and with its numbers as they are."""
     text, repeated = body.decode("utf-8"), set[str]()
 
     def values(pairs: list[tuple[str, Any]]) -> list[Any]:
@@ -132,7 +132,7 @@ def _json(body: bytes, indent: int | None) -> DisplayedBody:
 
 
 def _with_blanks(text: str, indent: int | None) -> str:
-    """Return valid JSON text with the blanks that `json.dumps` writes, and its strings without needless escapes."""
+    """Return valid JSON text with the blanks of `json.dumps`, and without needless escapes."""
     parts: list[str] = []
     depth, before = 0, ""
     for token in _JSON_TOKEN.findall(text):

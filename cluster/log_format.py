@@ -29,7 +29,10 @@ class TextLog(logging.Formatter):
 
 
 class JsonLog(logging.Formatter):
-    """A formatter that makes one JSON object per line: time, level, logger, message, and exception if there is one."""
+    """A formatter that makes one JSON object per line.
+
+    Its fields: time, level, logger, message, and exception if there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one record as a JSON object without line breaks."""

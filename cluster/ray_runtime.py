@@ -83,7 +83,7 @@ _embedded = _Embedded()
 
 
 class _ActorLogging(ray.LoggingConfig):
-    """A form of the log lines of actors, which leaves this process's own logging as it is."""
+    """The form of actors' log lines, without an effect on this process's logging."""
 
     def _apply(self) -> None:
         """Do nothing; Ray calls it in this process."""

@@ -196,7 +196,7 @@ def _is_same(given: str, secret: str) -> bool:
 
 
 def is_public(bound_host: str, allowed_hosts: Iterable[str]) -> bool:
-    """Return True if other machines reach the console, directly or through a proxy with an allowed name."""
+    """Return True if other machines reach the console, directly or through a proxy."""
     return not all(map(is_loopback, (bound_host, *map(checked_host, allowed_hosts))))
 
 

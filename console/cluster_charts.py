@@ -41,7 +41,7 @@ def topic_charts(history: FigureHistory, topic: str, now: float) -> list[Markup]
 
 
 def group_charts(history: FigureHistory, group: str, now: float) -> list[Markup]:
-    """Return the charts of a group: lag, its age, and the rate at which it commits."""
+    """Return the charts of a group: lag, its age, rate of commits."""
     return [
         line_chart(
             "Lag, messages", [ChartLine("lag", history.points("lag", group))], now, _messages, tick=_count, steps=COUNTS

@@ -125,7 +125,7 @@ def _as_response(handler: PageHandler) -> Handler:
 
 
 def _as_write(handler: PageHandler) -> Handler:
-    """Answer a form by a redirect to its result, so that nothing is sent again when that is loaded again."""
+    """Answer a form by a redirect to its result, which can be loaded again."""
 
     async def respond(request: web.Request) -> web.StreamResponse:
         page = await handler(request)
@@ -145,7 +145,7 @@ async def _done(request: web.Request) -> Page:
 
 
 async def _to_parent(request: web.Request) -> web.Response:
-    """Lead to the page with the form from the form's own address, which a browser may have kept."""
+    """Redirect from the address of a form to the page that has it."""
     raise web.HTTPSeeOther(request.rel_url.parent)
 
 

@@ -21,7 +21,10 @@ _WAIT_SECONDS: Final = 3.0
 
 
 async def dead_letters(request: web.Request) -> Page:
-    """Return a page of a group's dead letters, the newest first, with `hide=redriven` those not redriven yet."""
+    """Return a page of a group's dead letters, the newest first.
+
+    With `hide=redriven` it lacks those that were redriven.
+    """
     context = request.app[CONTEXT]
     name = request.match_info["group"]
     page = min(page_number(request.query.get("page")), _LAST_PAGE)

@@ -46,7 +46,7 @@ async def group_list(request: web.Request) -> Page:
 
 
 async def _names(context: ConsoleContext) -> list[str]:
-    """Return the names of all groups; those of the last sample if a broker does not answer."""
+    """Return all groups' names; those of the last sample if a broker does not answer."""
     newest = context.sampler.newest
     if newest.missing:
         return newest.group_names
@@ -109,7 +109,10 @@ async def why(request: web.Request) -> Page:
 
 
 async def _dead_letters(context: ConsoleContext, group: str) -> int | None:
-    """Return the entries of the dead-letter queue, with those that were redriven or deleted; None: not known."""
+    """Return the entries of the dead-letter queue, None if unknown.
+
+    Those that were redriven or deleted count, too.
+    """
     try:
         stats = await context.admin.atopic_stats(dlq_topic(group), skip_silent=True)
     except TopicNotFound:

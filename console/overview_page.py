@@ -55,7 +55,10 @@ async def overview(request: web.Request) -> Page:
 
 
 def backlog(groups: Mapping[str, GroupFigures]) -> list[tuple[str, GroupFigures]]:
-    """Return the groups that need a look: first those that do not move, then by age."""
+    """Return the groups that need a look.
+
+    First those that do not move, then by age.
+    """
 
     def rank(item: tuple[str, GroupFigures]) -> tuple[int, float, str]:
         name, figures = item

@@ -42,7 +42,7 @@ def page_of(items: Sequence[_T], page: str | None) -> PageOf[_T]:
 
 
 def page_number(page: str | None) -> int:
-    """Return the number of a page; raise InvalidInput if the text is no number from 1 on."""
+    """Return the number of a page, from 1 on; raise InvalidInput for other text."""
     text = page or "1"
     if not text.isdecimal() or not int(text[:9]) > 0:
         raise InvalidInput("page", "a number from 1 on", text)

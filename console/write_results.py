@@ -1,4 +1,4 @@
-"""Keep the pages that answer writes, so that a browser gets each at an address of its own.
+"""Keep the pages that answer writes, each at an address of its own.
 
 A form is answered by a redirect: to load the result again, or to go back, then sends nothing once more.
 """

@@ -21,9 +21,10 @@ _SECONDS = 2.0
 
 
 async def registered_once(mq: Connection) -> set[str] | None:
-    """Return the names of all brokers that any name server knows and that were not forgotten.
+    """Return the names of all brokers that any name server knows.
 
-    None: no name server keeps names, as those of RocketMQ, or of a cluster in its first seconds.
+    A forgotten broker is not among them. None: no name server keeps names, as those of RocketMQ, or of a cluster in
+    its first seconds.
     """
 
     async def names(name_server: str) -> Collection[str] | None:
@@ -63,7 +64,10 @@ async def forget_lost(mq: Connection, broker: str, *, dry_run: bool) -> None:
 
 
 async def _lost(mq: Connection, broker: str) -> set[str]:
-    """Return the names of brokers that are not in the routes; raise InvalidInput if `broker` is there."""
+    """Return the names of brokers that are not in the routes.
+
+    Raise InvalidInput if `broker` is in them.
+    """
     there = await fan_out.masters(mq)
     if broker in there:
         raise InvalidInput("broker", "a broker that has left the routes", broker)

@@ -22,7 +22,7 @@ _SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """One check of a cluster: what was checked, whether it is in order, and what was found."""
+    """One check of a cluster, whether it is in order, and what was found."""
 
     check: str
     ok: bool
@@ -82,7 +82,9 @@ def liveness(info: ClusterInfo) -> list[HealthCheck]:
 def readiness(
     info: ClusterInfo, views: Mapping[str, ClusterView | None], expected: int | None = None
 ) -> list[HealthCheck]:
-    """Return the checks of what clients need: a serving master of each group, in the routes of the name servers.
+    """Return the checks of what clients need.
+
+    That is a serving master of each group, in the routes of the name servers.
 
     Args:
         views: the brokers that each name server knows; None for one that does not answer.

@@ -169,7 +169,7 @@ async def first(mq: Connection, group: str, limit: int, *, newest_first: bool = 
 
 
 async def _newest(mq: Connection, group: str, limit: int, missed: _SkippedEntries) -> list[DeadMessage]:
-    """Return the newest dead letters of each queue, at most `limit` of one, in no particular order."""
+    """Return the newest dead letters, at most `limit` of each queue, in no particular order."""
     topic = dlq_topic(group)
     try:
         route = await mq.routes.readable(topic, fresh=True)
@@ -187,7 +187,7 @@ async def _newest(mq: Connection, group: str, limit: int, missed: _SkippedEntrie
 async def _last(
     mq: Connection, queue: MessageQueue, stats: QueueStats, limit: int, unreadable: list[SetAside]
 ) -> list[DeadMessage]:
-    """Return the last `limit` entries of a queue, or fewer; it is read backwards, part by part."""
+    """Return at most the last `limit` entries of a queue, which is read backwards."""
     deleted_ranges = await deleted(mq, queue)
     found: list[DeadMessage] = []
     damaged: dict[int, SetAside] = {}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from raymq.actors.errors import BrokerUnavailable, MessageNotFound
 from raymq.actors.protocol import BrokerInfo
+from raymq.actors.wire.frame import Command
+from raymq.client.admin.broker_removal import registered_once
 from raymq.client.admin.cluster_info import with_lost
 
 
@@ -55,3 +62,27 @@ def test_lost_brokers_are_listed(
     answers: list[BrokerInfo], names: Collection[str] | None, expected: list[BrokerInfo]
 ) -> None:
     assert with_lost(answers, names) == expected
+
+
+AWAY, NOTHING = BrokerUnavailable("h:9", "it does not answer"), MessageNotFound("no names")
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([["a", "b"], ["a"]], {"a", "b"}),
+        ([["a"], AWAY], {"a"}),
+        ([["a"], NOTHING], {"a"}),
+        ([AWAY, NOTHING], None),
+        ([[]], set()),
+    ],
+)
+def test_names_of_all_name_servers_are_merged(answers: list[Any], expected: set[str] | None) -> None:
+    async def request(name_server: int, command: Command, seconds: float) -> Command:
+        answer = answers[name_server]
+        if isinstance(answer, Exception):
+            raise answer
+        return command.response(0, body=json.dumps({"table": dict.fromkeys(answer, "known")}).encode())
+
+    mq: Any = SimpleNamespace(name_servers=range(len(answers)), pool=SimpleNamespace(request=request))
+    assert asyncio.run(registered_once(mq)) == expected
